@@ -69,6 +69,7 @@ def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, t
     chats = [tokens(i, args.prompt + args.rounds * TURN, vocab) for i in range(count)]
     # room for one request beside the pool's share
     with start(args, args.pool + args.prompt, **options) as engine:
+        time.sleep(IDLE_S)  # as a server that waits for its first load
         ask(engine, [tokens(999, args.prompt, vocab)], 4)  # warm
         found = {"first round": ask(engine, [chat[: args.prompt] for chat in chats], 4)}
         later = [
@@ -105,6 +106,7 @@ def measure_restart(
         )
 
     with start(args, pool, **options) as engine:
+        time.sleep(IDLE_S)
         ask(engine, [tokens(999, args.prompt, vocab)], 1)
         found["cold"], _ = first_tokens(engine), first_tokens(engine)
         found["warm"] = first_tokens(engine)  # not for the first time

@@ -1,6 +1,6 @@
 """Speed of the radix tree and the page allocator: `python bench/host_memory.py [--json]`.
 
-Three figures, each the median of several rounds on trees of their own, with the goal beside it.
+Figures, each the median of several rounds on trees of their own, with the goal beside it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from radixlm.memory.keys import NO_KEY, extend_keys, page_keys
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import TokenIds
 from radixlm.memory.prefix.evict import POLICIES
 from radixlm.memory.prefix.radix import RadixCache
+from radixlm.tiers.base import PageRecord
+from radixlm.tiers.codec import Codec
+from radixlm.tiers.host import HostTier
 
 _VOCAB_SIZE = 150_000
 
@@ -100,6 +104,26 @@ def shared_prefix(
     return num_requests
 
 
+def tier_lookup(watch: Stopwatch, page_size: int, eviction: str, num_tokens: int = 100_000) -> int:
+    """Time to find a prompt whose first half is cached and whose rest is in the host tier: its
+    keys, then both are asked; 1 operation."""
+    pool, cache = _new(num_tokens * 2, page_size, eviction)
+    ids, keys = _tokens(num_tokens, seed=1), list[bytes]()
+    num_half = num_tokens // 2 // page_size
+    cache.insert(ids[: num_half * page_size], _take(pool, ids[: num_half * page_size]))
+    tier, tokens = HostTier(1 << 30, Codec()), np.zeros(page_size, np.int32)
+    known = page_keys(ids, page_size, b"seed")
+    tier.put([PageRecord(key, NO_KEY, tokens, np.zeros(1, np.uint8)) for key in known])
+    with watch:
+        extend_keys(keys, ids, page_size, b"seed")
+        num_cached = cache.peek(ids) // page_size
+        num_found = tier.contains(keys[num_cached:])
+        match = cache.match(ids)
+    assert (len(match.pages), num_found) == (num_half, len(known) - num_half)
+    tier.close()
+    return 1
+
+
 def evict_half(
     watch: Stopwatch,
     page_size: int,
@@ -125,7 +149,10 @@ def evict_half(
 def measure(page_size: int, eviction: str, num_rounds: int) -> list[Figure]:
     """All figures of one configuration."""
     label = f"page size {page_size}, {eviction}"
+    lookup = _figure(f"match + keys + tier lookup of 100,000 tokens, {label}", 6.0, num_rounds,
+                     lambda watch: tier_lookup(watch, page_size, eviction))  # fmt: skip
     return [
+        *([lookup] if page_size > 1 else []),  # tiers want pages of 16 tokens or so
         _figure(f"match + insert of 100,000 tokens, {label}", 5.0, num_rounds,
                 lambda watch: long_prompt(watch, page_size, eviction)),
         _figure(f"a match, 1,000 requests share 4,000 tokens, {label}", 0.1, num_rounds,

@@ -52,6 +52,20 @@ NB_MODULE(_cpu, m) {
             byte_planes(at<const uint8_t>(x), n, width, at<uint8_t>(y), joins);
         },
         Release());
+    m.def(
+        "copy_pages",
+        [](Address pool, int64_t layers, int64_t layer_bytes, int64_t page_bytes, Address pages, Address rows,
+           int64_t count, int64_t start, bool to_pool, bool is_team) {
+            const PageRows all{
+                at<uint8_t>(pool),        layers, layer_bytes, page_bytes, at<const int32_t>(pages),
+                at<uint8_t* const>(rows), start};
+            const int64_t pieces = count * layers;
+            const int threads = is_team ? threads_for(double(pieces * page_bytes), 0) : 1;
+            run_team(threads, 0, 0, [&](const Ctx& c) {
+                c.each(pieces, 8, [&](int64_t begin, int64_t end) { copy_pages(all, begin, end, to_pool); });
+            });
+        },
+        Release());
     m.def("lend_memory", &lend_memory);
     m.def("end_lending", &end_lending);
     nb::class_<Memory>(m, "Memory")

@@ -501,4 +501,16 @@ constexpr int SPLIT =
 // planes.cpp: `n` numbers of `width` (2 or 4) bytes to `width` planes of n bytes; `joins`: the inverse.
 void byte_planes(const uint8_t* x, int64_t n, int width, uint8_t* y, bool joins);
 
+// Pages of a pool [layers, pages, page_bytes], and rows elsewhere that have theirs from `start` on, [layers,
+// page_bytes].
+struct PageRows {
+    uint8_t* pool;
+    int64_t layers, layer_bytes, page_bytes;
+    const int32_t* pages;
+    uint8_t* const* rows;
+    int64_t start;
+};
+// The pieces [begin, end) of them, one for each page and layer, to the pool or to the rows.
+void copy_pages(const PageRows& p, int64_t begin, int64_t end, bool to_pool);
+
 }  // namespace radix

@@ -1,5 +1,8 @@
-// Bytes of numbers sorted by their place in the number, so that a compressor finds exponents side by side.
+// Bytes of pages on their way to tiers and back. Those of numbers are sorted by their place in the number, so
+// that a compressor finds exponents side by side.
 #include "../common/api.h"
+
+#include <cstring>
 
 namespace radix {
 
@@ -20,6 +23,15 @@ void byte_planes(const uint8_t* x, int64_t n, int width, uint8_t* y, bool joins)
         joins ? join<2>(x, n, y) : split<2>(x, n, y);
     else
         joins ? join<4>(x, n, y) : split<4>(x, n, y);
+}
+
+void copy_pages(const PageRows& p, int64_t begin, int64_t end, bool to_pool) {
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t page = i / p.layers, layer = i % p.layers;
+        uint8_t* in_pool = p.pool + layer * p.layer_bytes + p.pages[page] * p.page_bytes;
+        uint8_t* in_row = p.rows[page] + p.start + layer * p.page_bytes;
+        to_pool ? memcpy(in_pool, in_row, p.page_bytes) : memcpy(in_row, in_pool, p.page_bytes);
+    }
 }
 
 }  // namespace radix

@@ -94,6 +94,8 @@ class DictTier(Tier):
 class FakePages:
     """The pages of an executor as bytes."""
 
+    is_on_host = True
+
     def __init__(self, executor: FakeExecutor) -> None:
         self.executor = executor
 
@@ -106,11 +108,17 @@ class FakePages:
     def fence(self) -> None:
         return None
 
-    def read(self, space: int, pages: Any, out: Sequence[Payload], fence: Any = None) -> None:
+    def read(
+        self, space: int, pages: Any, out: Sequence[Payload], fence: Any = None,
+        *, is_team: bool = False,
+    ) -> None:  # fmt: skip
         for row, page in zip(out, pages.tolist(), strict=True):
             row[:] = self._rows(space)[page].view(np.uint8)
 
-    def write(self, space: int, pages: Any, data: Sequence[Payload], fence: Any = None) -> None:
+    def write(
+        self, space: int, pages: Any, data: Sequence[Payload], fence: Any = None,
+        *, is_team: bool = False,
+    ) -> None:  # fmt: skip
         for row, page in zip(data, pages.tolist(), strict=True):
             assert page, "page 0 is nobody's"
             self._rows(space)[page] = row.view(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,23 @@ def test_pages_come_back_in_bits(kind: str, dtype: torch.dtype) -> None:
     assert all(map(np.array_equal, untouched, rows(target, 0, np.array([0, 2, 4, 5, 6], np.int32))))
     assert source.layout == target.layout != make(kind, torch.float16, 1)[0].layout
     assert source.nbytes(0) == sum(pool.nbytes_per_page for pool in old[:2])
+
+
+@pytest.mark.parametrize("is_team", [False, True])
+def test_the_extension_copies_what_numpy_copies(
+    is_team: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("radixlm._cpu")
+    source, target = make("cpu", torch.bfloat16, 1)[0], make("cpu", torch.bfloat16, 2)[0]
+    some = np.array([6, 1, 4], np.int32)
+    for space in (0, 1):
+        found = [np.empty(source.nbytes(space), np.uint8) for _ in some]
+        source.read(space, some, found, is_team=is_team)
+        target.write(space, some[::-1], found, is_team=is_team)
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "radixlm._cpu")
+            assert all(map(np.array_equal, found, rows(source, space, some)))
+            assert all(map(np.array_equal, found, rows(target, space, some[::-1])))
 
 
 def test_pieces_are_the_bytes_of_the_page() -> None:

@@ -127,11 +127,17 @@ def test_a_prompt_of_most_of_the_pool_comes_back_when_there_is_room() -> None:
     assert bench.out["beside"] == reference(list(range(100, 140)), 9, True)
 
 
-@pytest.mark.parametrize("policy", ["timeout", "best_effort", "wait_complete"])
-def test_pages_come_when_a_chunked_prompt_has_its_own(policy: str) -> None:
-    """What has come is not evicted by the next chunks of a running prompt."""
+@pytest.mark.parametrize(
+    ("policy", "step_tokens"),
+    [("timeout", 8), ("best_effort", 8), ("wait_complete", 8), ("auto", 4), ("auto", 8)],
+)
+def test_pages_come_when_a_chunked_prompt_has_its_own(policy: str, step_tokens: int) -> None:
+    """What has come is not evicted by the next chunks of a running prompt. ``auto`` waits for all
+    where a turn brings more than it computes; else it computes what has not come in that time."""
     tier, prompt, beside = DictTier(), list(range(1, 62)), list(range(100, 160))
-    bench = Bench([tier], random.Random(0), options={"policy": policy}, num_pages=24, step_tokens=8)
+    bench = Bench(
+        [tier], random.Random(0), options={"policy": policy}, num_pages=24, step_tokens=step_tokens
+    )
     bench.submit("a", prompt, 2)
     bench.run()
     bench.drop_cache()
@@ -140,7 +146,8 @@ def test_pages_come_when_a_chunked_prompt_has_its_own(policy: str) -> None:
     assert bench.scheduler.planner.running[0].is_prefilling
     bench.submit("b", prompt, 2)
     bench.run()
-    assert bench.cached["b"] == 60 and tier.num_got == 15
+    assert bench.cached["b"] == bench.arrivals.counts["arrived_tokens"] > 20
+    assert bench.cached["b"] == 60 or (policy, step_tokens) == ("auto", 8)
     assert bench.out["b"] == bench.out["a"] and bench.out["beside"] == reference(beside, 9, True)
 
 

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from radixlm.base.errors import TransferError
 from radixlm.transfer import server as serving
+from radixlm.transfer.checksums import CRC32
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
@@ -116,6 +118,23 @@ def test_pages_come_as_they_become_ready(pair: Pair, backend: str) -> None:
     # the connection takes another Want, of a room that nobody knows
     assert client.is_open
     assert client.pull(_want(9, NO_ROOM), list(_out(9))) == (9, "")
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_both_ends_use_a_checksum_that_the_client_has(
+    pair: Pair, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        pair.outbox.put(_keys(3)[number], _page(number))
+    monkeypatch.setattr("radixlm.transfer.client.CHECKSUMS", {CRC32: zlib.crc32})
+    client, out = pair.client(backend, verifies_shared=True), _out(3)
+    assert client.pull(_want(3), list(out)) == (3, "")
+    assert all(np.array_equal(out[number], _page(number)) for number in range(3))
+    pair.outbox.take(_keys(3)[2:], 0.0, SIZE)[0].payload[5] ^= 1
+    if backend == "shm":  # the bytes have changed, the checksum of shared pages is what it was
+        monkeypatch.undo()
+        with pytest.raises(Damaged):
+            pair.client(backend, verifies_shared=True).pull(_want(3), list(out))
 
 
 def test_a_part_of_each_page_is_cut_by_the_server(pair: Pair) -> None:

@@ -23,6 +23,8 @@ from radixlm.tiers.codec import Codec
 from radixlm.tiers.files import Files, trusted_folder
 from radixlm.tiers.host import HostTier
 from radixlm.tiers.manifest import Manifest
+from radixlm.tiers.prefault import room_bytes
+from radixlm.tiers.row_memory import RowMemory
 from radixlm.tiers.segments import SegmentTier
 from radixlm.tiers.stores import make_store, read_extra
 
@@ -70,14 +72,20 @@ class Hicache(Record, eq=False):
     attach: Callable[[str, Extra], Tier]
 
 
-def make_hicache(config: ServerConfig, manifest: Manifest, pool_bytes: int) -> Hicache | None:
+def make_hicache(
+    config: ServerConfig, manifest: Manifest, pool_bytes: int, free_bytes: int
+) -> Hicache | None:
     """The tiers of the flags; None without --enable-hierarchical-cache. ``pool_bytes``: of the KV
-    cache of this rank. ConfigError."""
+    cache of this rank; ``free_bytes``: of memory for it and the host tier. ConfigError."""
     memory = config.memory
     if not memory.enable_hierarchical_cache:
         return None
     codec, secret = Codec(), store_secret(config)
-    host = HostTier(host_bytes(memory, pool_bytes), codec)
+    budget = host_bytes(memory, pool_bytes)
+    rows = None
+    if manifest.page_bytes[0] and not memory.enable_memory_saver:
+        rows = RowMemory(manifest.page_bytes[0], min(budget, room_bytes(free_bytes)))
+    host = HostTier(budget, codec, rows=rows)
 
     def storage(name: str, given: Extra, *, by_flag: bool = False) -> Tier:
         extra = read_extra(given, by_flag)

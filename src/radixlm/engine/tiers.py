@@ -35,9 +35,12 @@ from radixlm.pools.page_bytes import PageBytes
 from radixlm.scheduler.loop import Executor
 from radixlm.tiers.base import Tier
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle, weights_digest
+from radixlm.tiers.peer import Outgoing
 from radixlm.tiers.prefault import room_bytes
+from radixlm.tiers.row_memory import RowMemory
 from radixlm.tiers.worker import PageWorker
 
+STAGING_BYTES: Final = 64 << 20  # of pages between two servers
 MakeTiers = Callable[[ServerConfig, Manifest], Sequence[Tier]]
 
 # "module:function" of each kind of tier, in the order in which they are asked; each makes the tiers
@@ -86,7 +89,8 @@ def make_pages(
         return None
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
     manifest = make_manifest(config, info, pools, page_bytes, peers)
-    hicache = make_hicache(config, manifest, pools.num_bytes)
+    free_bytes = available_bytes() // config.parallel.num_processes
+    hicache = make_hicache(config, manifest, pools.num_bytes, free_bytes)
     tiers = [*(hicache.tiers if hicache else ()), *(t for m in makers for t in m(config, manifest))]
     tiers += make_lmcache(config, manifest)
     tiers += make_peer(config, manifest, peers)
@@ -113,10 +117,13 @@ def make_pages(
     if hicache is not None:
         options = arrival_options(config.memory, options)
         worker.attach = hicache.attach
-    if memory.hicache_storage_backend is not None and not memory.enable_memory_saver:
+    has_lower = memory.hicache_storage_backend is not None or is_paired(config)
+    if has_lower and not memory.enable_memory_saver:
         # the next prompts come from there
-        free_bytes = available_bytes() // config.parallel.num_processes
-        worker.prefault(page_bytes.spans(), free_bytes)
+        spans = [span for tier in tiers if isinstance(tier, Outgoing) for span in tier.spans()]
+        if is_paired(config) and page_bytes.nbytes(0):
+            worker.staging = RowMemory(page_bytes.nbytes(0), STAGING_BYTES)
+        worker.prefault([*spans, *page_bytes.spans()], free_bytes)
         if memory.hicache_storage_backend == "file" and not window_pages:
             options = replace(options, preload_bytes=room_bytes(free_bytes))
     return EnginePages(worker, page_bytes, manifest, options, topology_of(config).attn_dp)

@@ -7,6 +7,7 @@ window layers or of recurrent states. Bytes go unchanged, whatever the dtype.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,28 @@ class _Part(Record, eq=False):
     def of(self, row: Bytes) -> Bytes:
         """This part of a page's bytes, [layers, row] (a view)."""
         return row[self.start : self.end].reshape(len(self.data_LPR), -1)
+
+    def copy(self, pages: Pages, rows: Rows, *, to_pool: bool, is_team: bool) -> None:
+        """Copies this part of pages to or from their rows, in memory; ``is_team``: by all threads
+        of the kernels, which the thread of the steps alone may call."""
+        pool = self.host_LPR
+        assert pool is not None
+        native = sys.modules.get("radixlm._cpu")
+        layers, _, size = pool.shape
+        is_dense = pool.strides[1:] == (size, 1) and all(row.flags.c_contiguous for row in rows)
+        if native is not None and is_dense:
+            at = np.array([row.__array_interface__["data"][0] for row in rows], np.uint64)
+            native.copy_pages(
+                self.data_LPR.data_ptr(), layers, pool.strides[0], size,
+                np.ascontiguousarray(pages).ctypes.data, at.ctypes.data, len(rows), self.start,
+                to_pool, is_team,
+            )  # fmt: skip
+            return
+        for row, page in zip(rows, pages.tolist(), strict=True):
+            if to_pool:
+                np.copyto(pool[:, page], self.of(row))
+            else:
+                np.copyto(self.of(row), pool[:, page])
 
 
 class CanonicalPart(Record):
@@ -94,21 +117,30 @@ class PageBytes:
             return None
         return torch.cuda.current_stream(self._device).record_event()
 
-    def read(self, space: int, pages: Pages, out: Rows, fence: Any = None) -> None:
-        """Copies each page into its row of ``out``, uint8 [nbytes]."""
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the pools are in memory, where steps have ended when their launch returns."""
+        return self._stream is None
+
+    def read(
+        self, space: int, pages: Pages, out: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None:
+        """Copies each page into its row of ``out``, uint8 [nbytes]. ``is_team``: by all threads of
+        the kernels, where the thread of the steps calls."""
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 self._read_device(space, pages, out, fence)
         else:
             for part in self._parts[space]:
-                for row, page in zip(out, pages.tolist(), strict=True):
-                    np.copyto(part.of(row), part.host_LPR[:, page])  # type: ignore[index]
+                part.copy(pages, out, to_pool=False, is_team=is_team)
         if space == 0 and self._has_flag:
             filled = self.filled() if self.filled is not None else ()
             for row, page in zip(out, pages.tolist(), strict=True):
                 row[-1] = page in filled
 
-    def write(self, space: int, pages: Pages, data: Rows, fence: Any = None) -> None:
+    def write(
+        self, space: int, pages: Pages, data: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None:
         """The inverse of ``read``; when it returns, later steps see the pages."""
         if any(row.shape != (self.nbytes(space),) for row in data):
             raise InvariantError(f"rows for pages of {self.nbytes(space)} bytes have other sizes")
@@ -117,8 +149,7 @@ class PageBytes:
                 self._write_device(space, pages, data, fence)
         else:
             for part in self._parts[space]:
-                for row, page in zip(data, pages.tolist(), strict=True):
-                    np.copyto(part.host_LPR[:, page], part.of(row))  # type: ignore[index]
+                part.copy(pages, data, to_pool=True, is_team=is_team)
         if space == 0 and self._has_flag and self.filled is not None:
             filled = self.filled()
             for row, page in zip(data, pages.tolist(), strict=True):

@@ -61,16 +61,18 @@ class Background:
             done.wait(0.01)
         return self._thread is None or done.wait(max(0.0, until_s - time.monotonic()))
 
-    def rest(self) -> None:
-        """To be called by long work between its parts: a pause while the process is busy, so that
-        this thread gets ``_SHARE`` of its cores. Niceness does not give that: a step waits for the
-        slowest thread of its team, and a real-time process has no niceness."""
+    def rest(self) -> bool:
+        """Whether to go on: False after ``close``. To be called by long work between its parts: a
+        pause while the process is busy, so that this thread gets ``_SHARE`` of its cores. Niceness
+        does not give that: a step waits for the slowest thread of its team, and a real-time process
+        has no niceness."""
         now = time.monotonic(), time.process_time(), time.thread_time()
         passed_s, all_s, own_s = (b - a for a, b in zip(self._mark, now, strict=True))
         self._mark = now
         if all_s - own_s > _QUIET * passed_s:
             share = _SHARE * num_cores()
             self._is_closing.wait(min(_MAX_REST_S, own_s / share))
+        return not self._is_closing.is_set()
 
     def close(self, limit_s: float) -> None:
         """End the thread when what waits is done; after ``limit_s`` it is left behind."""

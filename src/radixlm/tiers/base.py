@@ -94,10 +94,16 @@ class Lasting(Protocol):
 
 @runtime_checkable
 class Lending(Protocol):
-    """A tier that has pages in memory as they came, which need not be copied twice."""
+    """A tier that has pages in memory as they came, which need not be copied twice. Any thread may
+    call any of its methods."""
 
     def lend(self, keys: Sequence[bytes]) -> list[Payload]:
         """Leading pages, uint8 [nbytes] each, to be read only; fewer where one must be expanded."""
+        ...
+
+    def new_rows(self, count: int, nbytes: int) -> list[Payload]:
+        """Memory that was made ahead for so many payloads that it will be given; none if it has
+        less."""
         ...
 
 

@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
 
+import numpy as np
+
 from radixlm.tiers.background import LOW_PRIORITY, Background, make_expanders
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
+from radixlm.tiers.row_memory import RowMemory
 from radixlm.wire.transfer import Hint
 
 _PACK_ABOVE: Final = 0.5  # of the budget
+_SPARE: Final = 1 / 16  # of the budget: memory of pages that left, besides, for the next ones
 _CLOSE_S: Final = 5.0
 
 
@@ -44,14 +48,24 @@ class Below(Protocol):
 
 
 class HostTier:
-    """``budget_bytes``: of payloads, as they are kept. ``below``: None, evicted pages are lost."""
+    """``budget_bytes``: of payloads, as they are kept. ``below``: None, evicted pages are lost.
+    ``rows``: memory for payloads of its length, which is made while the engine is idle."""
 
     name: TierName = "host"
     medium = "CPU_PINNED"
     takes_puts = has_index = True
 
-    def __init__(self, budget_bytes: int, codec: Codec, below: Below | None = None) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        codec: Codec,
+        below: Below | None = None,
+        rows: RowMemory | None = None,
+    ) -> None:
         self._budget_bytes, self._codec, self.below = budget_bytes, codec, below
+        self._rows, self._maker = rows, Background("radixlm-tier-rows", LOW_PRIORITY)
+        if rows is not None:
+            self._maker.submit(lambda: rows.make(self._maker.rest))
         self._pages: OrderedDict[bytes, Packed] = OrderedDict()
         self._raw: dict[bytes, None] = {}  # keys that are not compressed yet, oldest first
         self._num_bytes = self._num_evicted = self._num_dropped = 0
@@ -94,12 +108,16 @@ class HostTier:
                 lent.append(page.blob)
         return lent
 
+    def new_rows(self, count: int, nbytes: int) -> list[Payload]:
+        rows = self._rows
+        return rows.take(count) if rows is not None and rows.row_bytes == nbytes else []
+
     def put(self, records: Sequence[PageRecord]) -> None:
         pages = []
         for record in records:
             payload = record.payload
             # a row of a larger array would keep all of it
-            payload = payload if payload.base is None else payload.copy()
+            payload = payload.copy() if isinstance(payload.base, np.ndarray) else payload
             pages.append(Packed(record.key, record.parent, len(payload), RAW, payload))
         self._insert(pages)
 
@@ -128,6 +146,7 @@ class HostTier:
         return bool(self._raw) and self._num_bytes > _PACK_ABOVE * self._budget_bytes
 
     def _make_room(self, num_bytes: int, evicted: list[Packed]) -> None:
+        self._trim_rows(num_bytes)
         while self._num_bytes + num_bytes > self._budget_bytes:
             page = next(iter(self._pages.values()))
             if page.is_hot:
@@ -139,6 +158,12 @@ class HostTier:
             self._num_bytes -= len(page.blob)
             self._num_evicted += 1
             evicted.append(page)
+
+    def _trim_rows(self, num_bytes: int) -> None:
+        """Pages and unused memory for pages stay within the budget together."""
+        if self._rows is not None:
+            left = self._budget_bytes * (1 + _SPARE) - self._num_bytes - num_bytes
+            self._rows.trim(int(self._rows.num_bytes - left))
 
     def _pack(self) -> None:
         """Compress the oldest pages while more than half of the budget is used."""
@@ -172,6 +197,7 @@ class HostTier:
             del self._raw[key]
             self._num_bytes += len(blob) - len(page.blob)
             page.flags, page.blob = flags, blob
+            self._trim_rows(0)
 
     def clear(self) -> None:
         with self._lock:
@@ -191,5 +217,6 @@ class HostTier:
 
     def close(self) -> None:
         self.clear()
+        self._maker.close(_CLOSE_S)
         self._packer.close(_CLOSE_S)
         self._expanders.shutdown(wait=False)

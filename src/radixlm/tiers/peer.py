@@ -87,6 +87,10 @@ class Outgoing:
         self._is_over = register_in_thread(*bootstrap, registration(address))
         self.open_room, self.close_room = self.outbox.open_room, self.outbox.close_room
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the memory for pages that wait."""
+        return [(arena.slots.ctypes.data, arena.slots.nbytes) for arena in self.outbox.arenas]
+
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
         """What the outbox still has; nothing for a request, whose pages go out, not in."""
         if hint is not None:

@@ -25,21 +25,27 @@ def prefault(spans: Spans, free_bytes: int, is_over: Callable[[], bool]) -> int:
     """Make the memory of ``spans``, (address, bytes) of one layer each, from the start of all of
     them, within a share of ``free_bytes`` of memory; bytes that are there now. Needs no lock:
     writers may run."""
-    try:
-        madvise = ctypes.CDLL(None).madvise  # releases the GIL
-    except (OSError, AttributeError, TypeError):  # not Linux
-        return 0
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     room, done = room_bytes(free_bytes), 0
     for offset in range(0, max((size for _, size in spans), default=0), _STEP_BYTES):
         for address, size in spans:
-            start = (address + offset) // mmap.PAGESIZE * mmap.PAGESIZE
+            start = address + offset
             end = address + min(size, offset + _STEP_BYTES)
             if offset >= size:
                 continue
             if is_over() or done + end - start > room:
                 return done
-            if madvise(start, end - start, _MADV_POPULATE_WRITE):
+            if not populate(start, end - start):
                 return done
             done += end - start
     return done
+
+
+def populate(start: int, num_bytes: int) -> bool:
+    """Make the memory of these addresses; False where the system does not. Changes no byte."""
+    try:
+        madvise = ctypes.CDLL(None).madvise  # releases the GIL
+    except (OSError, AttributeError, TypeError):  # not Linux
+        return False
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    return not madvise(first, start + num_bytes - first, _MADV_POPULATE_WRITE)

@@ -1,4 +1,4 @@
-"""PageWorker: moves pages between a rank's pools and its tiers, in threads of its own.
+"""PageWorker: moves pages between a rank's pools and its tiers, in threads of its own, or at once.
 
 The scheduler says which pages (commands), the worker moves bytes and reports. Bytes of a tier go to
 the pool only when they are verified and the job is not cancelled, page by page from the start. A
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.memory.keys import window_key
+from radixlm.tiers.background import LOW_PRIORITY, Background
 from radixlm.tiers.base import (
     UNANSWERED,
     Admin,
@@ -47,7 +48,9 @@ from radixlm.tiers.base import (
     Used,
     failed,
 )
+from radixlm.tiers.operations import administer
 from radixlm.tiers.prefault import Spans, prefault
+from radixlm.tiers.row_memory import RowMemory
 from radixlm.wire.transfer import Hint
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ log = logging.getLogger(__name__)
 BATCH_BYTES: Final = 16 << 20  # moved between two looks at whether a job was cancelled
 MAX_ENDS: Final = 4  # of a prefix with windows or states, how many places are reported
 BEHIND_BYTES: Final = 4 << 20  # the same, of pages that nobody waits for
+AT_ONCE_BYTES: Final = 64 << 20  # of a command that the thread of the steps may carry out
 PEER_THREADS: Final = 32  # pulls that wait for other engines at the same time
 PUT_NICENESS: Final = 10
 STOP_WAIT_S: Final = 5.0
@@ -67,10 +71,16 @@ Rows = Sequence[Payload]
 class PageStore(Protocol):
     """What the worker asks of the pools (``pools/page_bytes.py``)."""
 
+    @property
+    def is_on_host(self) -> bool: ...
     def nbytes(self, space: int) -> int: ...
     def fence(self) -> Any: ...
-    def read(self, space: int, pages: Pages, out: Rows, fence: Any = None) -> None: ...
-    def write(self, space: int, pages: Pages, data: Rows, fence: Any = None) -> None: ...
+    def read(
+        self, space: int, pages: Pages, out: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None: ...
+    def write(
+        self, space: int, pages: Pages, data: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None: ...
 
 
 class _Task:
@@ -79,6 +89,8 @@ class _Task:
     def __init__(self, command: Command, answer: Answer, epoch: int, fence: Any) -> None:
         self.command, self.answer, self.epoch, self.fence = command, answer, epoch, fence
         self.start_s = time.perf_counter()
+        self.is_team = False  # carried out by the thread of the steps
+        self.rows: Rows = []  # memory for a Put
         self.moved: dict[str, list[float]] = {}  # by tier: pages, bytes, seconds
 
     def note(self, tier: str, pages: int, num_bytes: int, seconds: float) -> None:
@@ -113,7 +125,8 @@ class PageWorker:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # held while the pools are written
         self._tier_locks: dict[int, threading.Lock] = {}
-        self._is_closing = threading.Event()
+        self._maker = Background("radixlm-memory", LOW_PRIORITY)
+        self.staging: RowMemory | None = None  # for pages on their way to or from other engines
         self._epoch, self._cancelled = 0, set[int]()
         self.errors: Counter[str] = Counter()  # by tier
         self.facts: dict[str, Any] = {}  # of the pages, for operators
@@ -124,13 +137,13 @@ class PageWorker:
     # ---- called by the executor's thread ---------------------------------------------------------
 
     def send(self, command: Command, answer: Answer) -> None:
-        """Begin a command, behind all steps that this thread has launched. ``answer`` is called by
-        a thread of the worker, once or, of a Get, several times."""
+        """Begin a command, behind all steps that this thread has launched. ``answer`` is called
+        here or by a thread of the worker, once or, of a Get, several times."""
         if isinstance(command, Cancel):
             self._cancelled.add(command.job)
             return
         if isinstance(command, Used):
-            for tier in self._lasting():
+            for tier in self.lasting():
                 tier.used(command.keys)
             return
         if isinstance(command, Room):
@@ -138,6 +151,10 @@ class PageWorker:
                 (room.open_room if command.is_open else room.close_room)(command.room)
             return
         task = _Task(command, answer, self._epoch, self._pages.fence())
+        task.is_team = isinstance(command, Get | Put) and self._is_at_once(task)
+        if task.is_team:
+            answer(self._do(task))
+            return
         name, count = "gets", 1
         if isinstance(command, Put | Admin):
             name = "puts"
@@ -168,18 +185,40 @@ class PageWorker:
             return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
         return None
 
-    def _lasting(self) -> list[Lasting]:
+    @property
+    def _lending(self) -> Lending | None:
+        return next((tier for tier in self.tiers[:1] if isinstance(tier, Lending)), None)
+
+    def _is_at_once(self, task: _Task) -> bool:
+        """Whether to copy pages between pools and memory of the host tier in the thread of the
+        steps, which is sooner done than another thread woken; many would hold up the steps."""
+        command, (full, window) = task.command, map(self._pages.nbytes, (0, 1))
+        assert isinstance(command, Get | Put)
+        num_bytes = len(command.keys) * full + len(command.windows) * window
+        tier = self._lending
+        if tier is None or not self._pages.is_on_host or num_bytes > AT_ONCE_BYTES:
+            return False
+        if isinstance(command, Put):
+            if not command.windows and sum(one.takes_puts for one in self.tiers) == 1:
+                task.rows = tier.new_rows(len(command.keys), full)
+            return bool(task.rows)
+        keys = [*command.keys, *(window_key(command.keys[i]) for i in command.windows)]
+        lent = [] if command.is_behind else tier.lend(keys)
+        return len(lent) == len(keys) and sum(map(len, lent)) == num_bytes
+
+    def lasting(self) -> list[Lasting]:
+        """The tiers that outlive the server."""
         return [tier for tier in self.tiers if isinstance(tier, Lasting)]
 
     def prefault(self, spans: Spans, free_bytes: int) -> None:
-        """Make the memory of the pools in the background, until ``close``."""
+        """Make the memory of ``staging`` and of the pools while the engine is idle."""
 
         def work() -> None:
-            _be_nice()
-            prefault(spans, free_bytes, self._is_closing.is_set)
+            if self.staging is not None:
+                self.staging.make(self._maker.rest)
+            prefault(spans, free_bytes, lambda: not self._maker.rest())
 
-        self._threads.append(threading.Thread(target=work, name="prefault", daemon=True))
-        self._threads[-1].start()
+        self._maker.submit(work)
 
     def reset(self) -> None:
         """A new scheduler has the pools: when this returns, no older job writes to them."""
@@ -190,7 +229,7 @@ class PageWorker:
     def close(self) -> None:
         """End the threads, then close the tiers."""
         self.reset()
-        self._is_closing.set()
+        self._maker.close(STOP_WAIT_S)
         for name, queue in self._queues.items():
             for _ in range(PEER_THREADS if name == "pulls" else 1):
                 queue.put(None)
@@ -199,7 +238,7 @@ class PageWorker:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._queues, self._threads = {}, []
         for tier in self.tiers:
-            self._guarded(tier, tier.close, None)
+            self.guarded(tier, tier.close, None)
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """Operators' commands: "tiers" with ``action`` and its arguments; and, on ranks that
@@ -251,15 +290,15 @@ class PageWorker:
         if isinstance(command, Put):
             return task.done(self._put(command, task))
         assert isinstance(command, Admin)
-        return Told(command.job, self._administer(command))
+        return Told(command.job, administer(self, command))
 
     def _is_over(self, task: _Task) -> bool:
         return task.epoch != self._epoch or task.command.job in self._cancelled
 
-    def _guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any:
+    def guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any:
         """The result of a tier's method; ``default`` if it fails."""
         lock = self._tier_locks.setdefault(id(tier), threading.Lock())
-        is_free = tier.name == "peer" or call == tier.contains  # any threads may call these
+        is_free = tier.name == "peer" or hasattr(tier, "lend") or call == tier.contains
         try:
             with nullcontext() if is_free else lock:
                 return call(*args)
@@ -289,7 +328,7 @@ class PageWorker:
         for tier in self.tiers:
             count = 0
             if reached < len(keys):
-                count = self._guarded(tier, tier.contains, 0, keys[reached:], hint)
+                count = self.guarded(tier, tier.contains, 0, keys[reached:], hint)
             found.append((tier.name, count))
             reached += count
         return reached, found
@@ -355,14 +394,11 @@ class PageWorker:
         self, tier: Tier, keys: Sequence[bytes], nbytes: int, hint: Hint | None
     ) -> tuple[Rows, bool]:
         """Leading pages of a tier, and whether it has no more of them."""
-        lent: Rows = []
-        if isinstance(tier, Lending):
-            lent = self._guarded(tier, tier.lend, [], keys)
-            lent = list(takewhile(lambda row: len(row) == nbytes, lent))
-        if lent:
+        lent: Rows = tier.lend(keys) if isinstance(tier, Lending) else []
+        if lent := list(takewhile(lambda row: len(row) == nbytes, lent)):
             return lent, False
-        rows = [np.empty(nbytes, np.uint8) for _ in keys]
-        got: int = self._guarded(tier, tier.get, 0, keys, rows, hint)
+        rows = self._new_rows(len(keys), nbytes)
+        got: int = self.guarded(tier, tier.get, 0, keys, rows, hint)
         return rows[:got], got < len(rows)
 
     def _write(self, task: _Task, space: int, pages: Pages, data: Rows) -> bool:
@@ -370,7 +406,7 @@ class PageWorker:
         with self._lock:
             if self._is_over(task):
                 return False
-            self._pages.write(space, pages, data, task.fence)
+            self._pages.write(space, pages, data, task.fence, is_team=task.is_team)
         return True
 
     def _promote(self, task: _Task, space: int, number: int, first: int, data: Rows) -> None:
@@ -387,7 +423,7 @@ class PageWorker:
             _record(command.keys, [command.parent, *command.keys], tokens, i, row, space)
             for i, row in zip(index, data, strict=True)
         ]
-        self._guarded(host, host.put, None, records)
+        self.guarded(host, host.put, None, records)
 
     # ---- puts ------------------------------------------------------------------------------------
 
@@ -409,13 +445,14 @@ class PageWorker:
         command, nbytes = task.command, self._pages.nbytes(space)
         assert isinstance(command, Put)
         takers = [tier for tier in self.tiers if tier.takes_puts]
-        have = [self._guarded(tier, tier.contains, 0, keys) for tier in takers]
+        have = [self.guarded(tier, tier.contains, 0, keys) for tier in takers]
         done, step = min(have, default=len(keys)), max(1, BATCH_BYTES // max(1, nbytes))
         while nbytes and done < len(keys) and not self._is_over(task):
             batch = range(done, min(done + step, len(keys)))
-            # the tiers keep the arrays, one by one
-            data = [np.empty(nbytes, np.uint8) for _ in batch]
-            self._pages.read(space, pages[batch.start : batch.stop], data, task.fence)
+            data = task.rows[: len(batch)] or self._new_rows(len(batch), nbytes)
+            task.rows = task.rows[len(batch) :]
+            part = pages[batch.start : batch.stop]
+            self._pages.read(space, part, data, task.fence, is_team=task.is_team)
             if task.epoch != self._epoch:  # another scheduler may have written there meanwhile
                 return done
             records = [
@@ -425,56 +462,20 @@ class PageWorker:
             for tier, known in zip(takers, have, strict=True):
                 if new := records[max(0, known - done) :]:
                     start_s = time.perf_counter()
-                    self._guarded(tier, tier.put, None, new)
+                    self.guarded(tier, tier.put, None, new)
                     seconds = time.perf_counter() - start_s
                     task.note(tier.name, len(new), len(new) * nbytes, seconds)
             done = batch.stop
         return done
 
-    # ---- operators -------------------------------------------------------------------------------
-
-    def _administer(self, command: Admin) -> Any:
-        """The verbs "stats": of each tier; "layout": of pages; "clear": all, or those named
-        ``tier``; "attach" a storage, ``backend`` with ``extra``; "detach" it; "recent": keys of the
-        ``count`` pages that were used last."""
-        name = command.args.get("tier")
-        chosen = [tier for tier in self.tiers if name in (None, tier.name)]
-        if command.verb == "clear":
-            for tier in chosen:
-                self._guarded(tier, tier.clear, None)
-            return {"cleared": [tier.name for tier in chosen]}
-        if command.verb == "stats":
-            return {
-                "tiers": [
-                    {"name": t.name, "medium": t.medium, **self._guarded(t, t.stats, {})}
-                    for t in chosen
-                ],
-                "errors": dict(self.errors),
-            }
-        if command.verb == "layout":
-            return self.facts
-        if command.verb in ("attach", "detach"):
-            return self._change_storage(command)
-        if command.verb == "recent":
-            keys = (key for t in self._lasting() for key in t.recent(command.args["count"]))
-            return list(dict.fromkeys(keys))
-        known = "clear, stats, layout, attach, detach"
-        raise InvalidRequest(f"verb: {command.verb!r} is none of {known}", param="verb")
-
-    def _change_storage(self, command: Admin) -> Any:
-        storages = [tier for tier in self.tiers if tier.name == "storage"]
-        if command.verb == "detach":
-            self.tiers = [tier for tier in self.tiers if tier not in storages]
-            for tier in storages:
-                self._guarded(tier, tier.close, None)
-            return {"detached": len(storages)}
-        if storages or self.attach is None:
-            why = "a storage is attached; detach it first" if storages else "there is no host tier"
-            raise InvalidRequest(f"hicache_storage_backend: {why}", "hicache_storage_backend")
-        made = self.attach(command.args["backend"], command.args.get("extra"))
-        number = sum(tier.name == "host" for tier in self.tiers)
-        self.tiers = [*self.tiers[:number], made, *self.tiers[number:]]
-        return {"attached": command.args["backend"]}
+    def _new_rows(self, count: int, nbytes: int) -> Rows:
+        """Memory for pages, in arrays of their own: the tiers keep them one by one."""
+        rows, staging = list[Payload](), self.staging
+        if (tier := self._lending) is not None:
+            rows = tier.new_rows(count, nbytes)
+        elif staging is not None and staging.row_bytes == nbytes:
+            rows = staging.take(count)
+        return rows or [np.empty(nbytes, np.uint8) for _ in range(count)]
 
 
 def _be_nice() -> None:

@@ -9,7 +9,6 @@ import mmap
 import os
 import socket
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
+from radixlm.transfer.checksums import CHECKSUMS
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
     client_frames,
@@ -160,6 +160,7 @@ class TransferClient:
             welcome = self._greet(address, secret, manifest, backends)
             self._frames.end_s = 0.0
             self.manifest, self.backend = welcome.manifest, welcome.backend
+            self._checksum = CHECKSUMS[welcome.checksum]
             self._arenas = [_Mapped(arena) for arena in welcome.arenas]
             if memory is not None and welcome.backend == memory.name:
                 self._remote = _Remote(memory, welcome)
@@ -182,13 +183,17 @@ class TransferClient:
         nonce = os.urandom(32)
         said = said_to(address.host, address.port, manifest)
         mine = proof(secret, "client", challenge.nonce, nonce, said)
-        self._frames.send(Hello(VERSION, nonce, mine, manifest, backends, machine()))
+        self._frames.send(
+            Hello(VERSION, nonce, mine, manifest, backends, machine(), tuple(CHECKSUMS))
+        )
         welcome = self._expect(Welcome)
         theirs = proof(secret, "server", challenge.nonce, nonce, welcome.manifest)
         if not hmac.compare_digest(welcome.proof, theirs):
             raise TransferError("the peer does not know the secret (--cluster-secret-file)")
         if welcome.backend not in backends:
             raise TransferError(f"the peer chose {welcome.backend!r}")
+        if welcome.checksum not in CHECKSUMS:
+            raise TransferError(f"the peer chose the checksum {welcome.checksum!r}")
         return welcome
 
     def _expect(self, kind: type[T]) -> T:
@@ -253,7 +258,7 @@ class TransferClient:
                 self._frames.receive_into(out[i])
             if not ready.slots or self._verifies_shared or self._remote is not None:
                 # at once, while the page is in the CPU's cache and the next one is on its way
-                if zlib.crc32(out[i].data) != checksum:
+                if self._checksum(out[i].data) != checksum:
                     raise Damaged(f"page {i} is damaged")
         name = self.backend if ready.slots else "tcp"
         self.num_bytes[name] = self.num_bytes.get(name, 0) + sum(want.sizes[done:end])

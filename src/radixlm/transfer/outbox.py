@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 import time
-import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.transfer.checksums import BEST, CHECKSUMS
 from radixlm.wire.transfer import RemoteArena, SharedArena, Slot
 
 Bytes = NDArray[np.uint8]
@@ -71,7 +71,7 @@ def _header_bytes(num_slots: int) -> int:
 
 
 class Page:
-    """A page of the outbox. ``num_readers`` of those that read it now."""
+    """A page of the outbox. ``num_readers`` of those that read it now; ``checksum``: ``BEST``."""
 
     __slots__ = ("arena", "checksum", "num_readers", "payload", "slot")
 
@@ -153,7 +153,7 @@ class Outbox:
             index,
             Slot(index, number, int(arena.generations[number])),
             target,
-            zlib.crc32(target.data),
+            CHECKSUMS[BEST](target.data),
         )
         with self._changed:
             self.num_put += 1

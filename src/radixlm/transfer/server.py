@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
+from radixlm.transfer.checksums import BEST, CHECKSUMS, CRC32
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
     Frames,
@@ -64,6 +64,14 @@ class ServedPages(Record, eq=False):
     differences: Callable[[bytes], list[str]]
     cut: Callable[[Bytes, bytes, int], Bytes]
     knows_rooms: bool = True
+
+
+class Agreed(Record):
+    """How a client reads, its packed manifest, and the checksum of its pages."""
+
+    backend: str
+    manifest: bytes
+    checksum: str
 
 
 class TransferServer:
@@ -122,16 +130,16 @@ class TransferServer:
     def _serve(self, client: Frames[FromClient]) -> None:
         try:
             client.end_s = time.monotonic() + HANDSHAKE_S
-            backend, manifest = self._greet(client)
+            agreed = self._greet(client)
             client.end_s = 0.0
-            while backend:
+            while agreed.backend:
                 client.set_timeout(IDLE_S)
                 want = client.receive()
                 if not isinstance(want, Want) or len(want.keys) != len(want.sizes):
                     raise TransferError("not a Want")
                 self.num_waiting += 1
                 try:
-                    self._answer(client, want, backend, manifest)
+                    self._answer(client, want, agreed)
                 finally:
                     self.num_waiting -= 1
         except (TransferError, OSError, ValueError) as error:
@@ -142,8 +150,8 @@ class TransferServer:
                 self._clients.discard(client)
             client.close()
 
-    def _greet(self, client: Frames[FromClient]) -> tuple[str, bytes]:
-        """The backend and the manifest of a client that knows the secret; "" if it was refused."""
+    def _greet(self, client: Frames[FromClient]) -> Agreed:
+        """How to answer a client that knows the secret; no backend if it was refused."""
         nonce = os.urandom(32)
         client.send(Challenge(VERSION, nonce))
         hello = client.receive(MAX_GREETING_BYTES)
@@ -155,7 +163,7 @@ class TransferServer:
             self.num_refused += 1
             log.warning("refused a transfer client that does not know the secret")
             client.send(Refused("it does not know the secret (--cluster-secret-file)"))
-            return "", b""
+            return Agreed("", b"", "")
         differences = [f"version: {VERSION} and {hello.version}"]
         if hello.version == VERSION:
             differences = self._pages.differences(hello.manifest)
@@ -166,9 +174,10 @@ class TransferServer:
             self.num_refused += 1
             reason = "its pages differ" if differences else f"no backend of {hello.backends} works"
             client.send(Refused(reason, tuple(differences)))
-            return "", b""
+            return Agreed("", b"", "")
         said = proof(self._secret, "server", nonce, hello.nonce, self._pages.manifest)
-        welcome = Welcome(said, self._pages.manifest, shared[0])
+        checksum = next((name for name in hello.checksums if name in CHECKSUMS), CRC32)
+        welcome = Welcome(said, self._pages.manifest, shared[0], checksum=checksum)
         if shared[0] == "shm":
             arenas = tuple(arena.shared() for arena in self._outbox.arenas)
             welcome = replace(welcome, arenas=arenas)
@@ -176,11 +185,9 @@ class TransferServer:
             remote = tuple(arena.remote() for arena in self._outbox.arenas)
             welcome = replace(welcome, remote=remote, endpoint=self._memory.endpoint)
         client.send(welcome)
-        return shared[0], hello.manifest
+        return Agreed(shared[0], hello.manifest, checksum)
 
-    def _answer(
-        self, client: Frames[FromClient], want: Want, backend: str, manifest: bytes
-    ) -> None:
+    def _answer(self, client: Frames[FromClient], want: Want, agreed: Agreed) -> None:
         """Send the pages of a Want in order, until all are there or no more will come."""
         began_s, done = time.monotonic(), 0
         client.set_timeout(LEASE_S)
@@ -189,7 +196,7 @@ class TransferServer:
             pages = self._outbox.take(want.keys[done:], wait_s, BATCH_BYTES)
             if pages:
                 try:
-                    self._send(client, want, done, pages, backend, manifest)
+                    self._send(client, want, done, pages, agreed)
                 finally:
                     self._outbox.give_back(pages)
                 done += len(pages)
@@ -207,22 +214,21 @@ class TransferServer:
         want: Want,
         first: int,
         pages: list[Page],
-        backend: str,
-        manifest: bytes,
+        agreed: Agreed,
     ) -> None:
         """Send pages and wait until they have been read."""
-        end = first + len(pages)
-        slots = []
+        end, slots = first + len(pages), []
+        payloads, checksums = [page.payload for page in pages], [p.checksum for p in pages]
+        if want.is_cut:
+            payloads = [self._pages.cut(data, agreed.manifest, want.space) for data in payloads]
+        if want.is_cut or agreed.checksum != BEST:
+            checksums = [CHECKSUMS[agreed.checksum](data.data) for data in payloads]
         if not want.is_data:
             client.send(Ready(first, [0] * len(pages)))
-        elif backend != "tcp" and not want.is_cut:
+        elif agreed.backend != "tcp" and not want.is_cut:
             slots = [page.slot for page in pages]
-            client.send(Ready(first, [page.checksum for page in pages], slots))
+            client.send(Ready(first, checksums, slots))
         else:
-            payloads, checksums = [page.payload for page in pages], [p.checksum for p in pages]
-            if want.is_cut:
-                payloads = [self._pages.cut(data, manifest, want.space) for data in payloads]
-                checksums = [zlib.crc32(data.data) for data in payloads]
             if any(p.nbytes != size for p, size in zip(payloads, want.sizes[first:], strict=False)):
                 raise TransferError("a page has another size than its client wants")
             client.send(Ready(first, checksums), payloads)
@@ -230,7 +236,7 @@ class TransferServer:
         if not isinstance(taken, Taken) or taken.end != end:
             raise TransferError("not the Taken of the last pages")
         if want.is_data:
-            name = backend if slots else "tcp"
+            name = agreed.backend if slots else "tcp"
             count = sum(want.sizes[first:end])
             self.num_sent_bytes[name] = self.num_sent_bytes.get(name, 0) + count
 

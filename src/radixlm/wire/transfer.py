@@ -47,7 +47,8 @@ class Challenge(msgspec.Struct, tag="challenge", frozen=True):
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
     """``manifest``: what the client's pages are made of, packed (``tiers/manifest.py``).
-    ``backends``: how it can read, best first. ``machine``: of its memory and processes."""
+    ``backends``: how it can read, best first. ``machine``: of its memory and processes.
+    ``checksums``: that it can compute, best first."""
 
     version: int
     nonce: bytes
@@ -55,6 +56,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     manifest: bytes
     backends: tuple[str, ...]
     machine: str
+    checksums: tuple[str, ...] = ()
 
 
 class SharedArena(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ class RemoteArena(msgspec.Struct, frozen=True):
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     """The client may ask. ``backend``: of those that it offered; ``arenas``: of backend shm;
-    ``remote`` and ``endpoint``: of backends of a library, which knows the server by it."""
+    ``remote`` and ``endpoint``: of backends of a library, which knows the server by it.
+    ``checksum``: of the pages."""
 
     proof: bytes
     manifest: bytes
@@ -86,6 +89,7 @@ class Welcome(msgspec.Struct, tag="welcome", frozen=True):
     arenas: tuple[SharedArena, ...] = ()
     remote: tuple[RemoteArena, ...] = ()
     endpoint: bytes = b""
+    checksum: str = "crc32"
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

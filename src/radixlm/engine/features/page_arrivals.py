@@ -143,7 +143,8 @@ class PageArrivals(Feature):
     def tick(self) -> None:
         """Take the workers' reports."""
         for group in self._groups:
-            self._take_reports(group.port.poll())
+            while reports := group.port.poll():  # some commands are answered at once
+                self._take_reports(reports)
             group.puts.copy_ahead()
         for group in self._groups:
             group.preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
