@@ -80,6 +80,26 @@ async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path)
             await client.files.retrieve(made.id)
 
 
+async def test_a_batch_of_responses(toy_folder: Path, tmp_path: Path) -> None:
+    url = "/v1/responses"
+    asked = [{"input": "hi"}, {"input": "hi", "background": True}]
+    text = "\n".join(
+        json.dumps({"custom_id": str(place), "method": "POST", "url": url, "body": body})
+        for place, body in enumerate(asked)
+    )
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        body = {"input_file_id": await upload(server, text), "completion_window": "24h"}
+        made = (await server.client.post("/v1/batches", json=body | {"endpoint": url})).json()
+        done = await until(server, made["id"], "completed")
+        response = (await results(server, done["output_file_id"]))["0"]["body"]
+        assert response["output"][0]["content"][0]["text"] == "Hello there."
+        stored = await server.client.get(f"{url}/{response['id']}")
+        assert stored.json()["output"] == response["output"]
+        refused = (await results(server, done["error_file_id"]))["1"]
+        assert refused["status_code"] == 400
+        assert refused["body"]["error"]["param"] == "background"
+
+
 async def test_batches_by_the_client_of_anthropic(toy_folder: Path, tmp_path: Path) -> None:
     def asked(name: str, text: str = "hi", **extra: Any) -> Any:
         params = {"model": "m", "max_tokens": 500} | extra

@@ -563,6 +563,7 @@ async def test_what_is_not_built_is_a_501_that_says_why(
     for method in methods:
         got = await server.client.request(method, path.replace("{method}", "x"))
         assert got.status_code == 501 and why in got.json()["error"]["message"]
+        assert got.headers["x-should-retry"] == "false"
 
 
 def test_every_subject_of_the_contract_has_a_row() -> None:

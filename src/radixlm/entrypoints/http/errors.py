@@ -181,6 +181,8 @@ def error_response(error: RadixError, path: str = "") -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(retry_s or 1.0)))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 501:
+        headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic repeat any 5xx
     return json_response(shaped(body_of(error), status, path), status, headers)
 
 

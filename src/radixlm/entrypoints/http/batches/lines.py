@@ -22,6 +22,9 @@ from radixlm.entrypoints.http.pooling.score import (
     ScoreRequest,
     answer_score,
 )
+from radixlm.entrypoints.http.responses.background import Responses
+from radixlm.entrypoints.http.responses.routes import complete as complete_response
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import read
 from radixlm.wire.unknown import collect_unknown
@@ -74,6 +77,14 @@ async def _message(state: ServerState, data: bytes) -> Any:
     return await complete_message(await make_message(state, body, chat))
 
 
+async def _response(state: ServerState, data: bytes) -> Any:
+    body = _batched(state, read(ResponsesRequest, data))
+    if body.background:
+        raise InvalidRequest("background: a batch answers in its own time", "background")
+    responses = state.extra(Responses)
+    return await complete_response(await responses.make(state, body), responses)
+
+
 async def _embedding(state: ServerState, data: bytes) -> Any:
     return await answer_embeddings(state, read(EmbeddingRequest, data))
 
@@ -88,7 +99,7 @@ async def _rerank(state: ServerState, data: bytes) -> Any:
 
 def _batched(state: ServerState, body: Any) -> Any:
     """A body of a batch: not streamed, and with a lower priority than requests of clients."""
-    assert isinstance(body, Generation)
+    assert isinstance(body, Generation | ResponsesRequest)
     if body.stream:
         raise InvalidRequest("stream: a batch cannot stream", "stream")
     schedule = state.config.schedule
@@ -102,6 +113,7 @@ ENDPOINTS: dict[str, Callable[[ServerState, bytes], Awaitable[Any]]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     MESSAGES: _message,
+    "/v1/responses": _response,
     "/v1/embeddings": _embedding,
     "/v1/score": _score,
     "/v1/rerank": _rerank,
