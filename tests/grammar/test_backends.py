@@ -301,6 +301,11 @@ def test_bad_grammars_name_their_field(name: str, spec: GrammarSpec) -> None:
     assert len(str(caught.value)) < 700
 
 
+def test_a_grammar_without_a_text_says_so() -> None:
+    with pytest.raises(InvalidRequest, match="invalid ebnf: no text fits it"):
+        backend_of("llguidance").compile(GrammarSpec("ebnf", "root ::= root")).matcher()
+
+
 EVIL = ["((a{1,99}){1,99}){1,99}", "(a|b)*a(a|b){25}", "(a*)*b", "a{1,100000}", "(.*a){20}.*"]
 
 

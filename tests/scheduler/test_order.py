@@ -155,6 +155,20 @@ def test_a_full_queue_refuses() -> None:
     assert bench.finish["w0"].kind in ("length", "stop")
 
 
+def test_a_full_queue_keeps_the_higher_priorities() -> None:
+    bench, _ = _bench(max_running=1, max_queued=2, priorities=True, preemption_threshold=100)
+    bench.submit("runs", [1, 2], 10, ignore_eos=True)
+    bench.tick()
+    for name, priority in (("old", 1), ("low", 1), ("same", 1), ("high", 2), ("higher", 3)):
+        bench.submit(name, [1, 2, 3], 1, priority=priority)
+    bench.run()
+    refused = {name: bench.finish[name].message for name in ("old", "low", "same")}
+    outranked = "The request is aborted by a higher priority request."
+    assert refused == {"old": outranked, "low": outranked, "same": "The request queue is full."}
+    assert bench.finish["low"].status == 503
+    assert {bench.finish[name].kind for name in ("runs", "high", "higher")} <= {"length", "stop"}
+
+
 def test_deadlines() -> None:
     bench, _ = _bench(max_running=1)
     bench.submit("slow", [1, 2], 400, ignore_eos=True, deadline_s=bench.now_s + 0.05)

@@ -201,9 +201,17 @@ def _nested(model: type[Body]) -> tuple[str, ...]:
 def _invalid(error: ValidationError) -> InvalidRequest:
     found = error.errors(include_url=False, include_input=False, include_context=False)
     parts: dict[str, str] = {}
+    mistyped: set[str] = set()
     for entry in found:
-        where = place(entry["loc"])
-        parts.setdefault(where, _sentence(where, entry["type"], entry["msg"]))
+        where, kind = place(entry["loc"]), entry["type"]
+        is_type = kind.endswith("_type")
+        if where in parts and (is_type or where not in mistyped):
+            continue
+        if is_type:
+            mistyped.add(where)
+        else:  # of a field with several types, the fault of the type that was sent
+            mistyped.discard(where)
+        parts[where] = _sentence(where, kind, entry["msg"])
         if len(parts) == MAX_SHOWN:
             break
     first = next(iter(parts), "")

@@ -119,6 +119,8 @@ def param_of(kind: Kind) -> str:
 
 def refuse(kind: Kind, reason: str) -> InvalidRequest:
     """The error for a grammar that cannot be compiled, with at most 500 characters of reason."""
+    if "NoExtension" in reason:  # llguidance: no token can begin a text of the grammar
+        reason = "no text fits it (a rule that only refers to itself never ends)"
     return InvalidRequest(f"invalid {param_of(kind)}: {reason.strip()[:500]}", param_of(kind))
 
 

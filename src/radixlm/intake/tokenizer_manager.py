@@ -176,8 +176,7 @@ class TokenizerManager:
         length of the queue, and only administrators, such as a gateway, are believed."""
         most = self.facts.max_queued
         if most is not None and self.load.num_waiting >= most and not identity().is_admin:
-            text = f"The request queue is full: {most} requests wait (--max-queued-requests)."
-            raise QueueFull(text, retry_after_s=1.0)
+            raise QueueFull("The request queue is full.", retry_after_s=1.0)
 
     def _free_rid(self, wanted: str | None, num_samples: int) -> str:
         """``wanted``, or another id while a request has it."""

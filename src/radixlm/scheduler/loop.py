@@ -288,13 +288,17 @@ class Scheduler:
 
     def _why_refused(self, request: Request) -> RequestError | None:
         max_queued = self.limits.max_queued
+        refused = self.planner.too_long(request)
         was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
-        if max_queued is not None and len(self.queue) >= max_queued and not was_running:
-            return QueueFull(
-                f"The request queue is full: {max_queued} requests wait (--max-queued-requests).",
-                retry_after_s=self.retry_after_s(),
-            )
-        return self.planner.too_long(request)
+        if refused or was_running or max_queued is None or len(self.queue) < max_queued:
+            return refused
+        retry_after_s = self.retry_after_s()
+        outranked = self.queue.outranked_by(request)
+        if outranked is None:
+            return QueueFull("The request queue is full.", retry_after_s=retry_after_s)
+        message = "The request is aborted by a higher priority request."
+        self._refuse(outranked, QueueFull(message, retry_after_s=retry_after_s))
+        return None
 
     def _call_arrive_hooks(self, request: Request) -> RadixError | None:
         """Tell the features about a request; the error of one that refuses it. Any other exception

@@ -162,6 +162,20 @@ class WaitingQueue:
         aged = max(0.0, now_s - request.queued_s) / self._limits.aging_s
         return sign * request.wire.priority + aged
 
+    def outranked_by(self, request: Request) -> Request | None:
+        """Who leaves a full queue for a request of a higher priority: of the lowest priority, the
+        latest; none that has run before."""
+        if not self._limits.priorities:
+            return None
+        sign = -1 if self._limits.low_values_first else 1
+        fresh = [
+            r
+            for r in reversed(self._waiting)
+            if not (r.num_output or r.retractions or r.wire.is_quarantined)
+            and sign * r.wire.priority < sign * request.wire.priority
+        ]
+        return min(fresh, key=lambda r: sign * r.wire.priority, default=None)
+
     def in_order(self, now_s: float) -> list[Request]:
         """A copy sorted by policy, then by fair share, then with retracted requests in front, then
         by priority (the later sort counts more: who was preempted does not go first)."""

@@ -121,6 +121,14 @@ async def test_a_bad_field_is_named(
     assert got.json()["error"]["param"] == param
 
 
+async def test_a_field_of_several_types_is_judged_by_the_type_it_has(
+    server: ScriptedServer,
+) -> None:
+    got = await server.post(PATH, prompt="hi", stop=["x"] * 2000)
+    assert "at most 1024 items" in got.json()["error"]["message"]
+    assert got.json()["error"]["param"] == "stop"
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_streams_carry_the_ids_of_the_prompt_once(server: ScriptedServer, path: str) -> None:
     """``return_token_ids``, as vLLM streams it: completions in the choice, chat beside it."""

@@ -66,6 +66,9 @@ async def test_templates_pieces_and_properties(server: ScriptedServer) -> None:
     assert back.json()["content"] == "hi there"
     props = (await server.client.get("/props")).json()
     assert props["model_alias"] == "tiny" and props["chat_template"]
+    slots = (await server.client.get("/slots")).json()
+    assert len(slots) == props["total_slots"] and not any(one["is_processing"] for one in slots)
+    assert (await server.client.get("/lora-adapters")).json() == []
 
 
 async def test_openai_without_its_version(server: ScriptedServer) -> None:

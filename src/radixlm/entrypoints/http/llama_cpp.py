@@ -1,5 +1,5 @@
 """Routes of llama.cpp's server that its clients call (its tools/server/README.md): /completion,
-/infill, /apply-template and /props."""
+/infill, /apply-template, /props, /slots and /lora-adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm import __version__
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.completions import Call, make_call
@@ -107,6 +107,39 @@ async def props(request: Request) -> Response:
             "chat_template": state.template.source if state.template is not None else "",
             "build_info": f"radixlm {__version__}",
         }
+    )
+
+
+@router.get("/slots")
+async def slots(request: Request, fail_on_no_slot: bool = False) -> Response:
+    """The places for running requests, and how many of them are in use: numbers, no prompts.
+
+    ``fail_on_no_slot``: 503 if none is free.
+    """
+    state = state_of(request)
+    total = state.config.schedule.max_running_requests or 0
+    num_running = state.intake.load.num_running
+    if fail_on_no_slot and num_running >= total:
+        raise Overloaded("no slot is free")
+    return json_response(
+        [
+            {
+                "id": place,
+                "n_ctx": state.intake.facts.context_len,
+                "speculative": state.config.speculate.speculative_algorithm is not None,
+                "is_processing": place < num_running,
+            }
+            for place in range(total)
+        ]
+    )
+
+
+@router.get("/lora-adapters")
+async def lora_adapters(request: Request) -> Response:
+    """The adapters that are loaded. Scale 0: a request uses one by its name, as ``lora_path``."""
+    loaded = enumerate(state_of(request).intake.adapters.loaded.items())
+    return json_response(
+        [{"id": place, "name": name, "path": path, "scale": 0.0} for place, (name, path) in loaded]
     )
 
 

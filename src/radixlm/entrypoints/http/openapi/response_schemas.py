@@ -241,6 +241,8 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/infill": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
     "/apply-template": {JSON: _object(prompt=STR)},
     "/props": {JSON: _object(total_slots=INT, chat_template=STR)},
+    "/slots": {JSON: _list(_object(id=INT, n_ctx=INT, speculative=BOOL, is_processing=BOOL))},
+    "/lora-adapters": {JSON: _list(_object(id=INT, name=STR, path=STR, scale=NUM))},
     "/version": {JSON: _object(version=STR)},
     "/concate_and_append_request": {JSON: _object(success=BOOL, copied_tokens=INT, message=STR)},
     "/parse_function_call": {JSON: PARSED},
