@@ -204,8 +204,8 @@ class RequestValidator(Record):
         for token in request.logprobs.token_ids if request.logprobs else ():
             if not 0 <= token < self.facts.vocab:
                 raise InvalidRequest(
-                    f"token_ids_logprob: {token} is not a token id; the vocabulary has "
-                    f"{self.facts.vocab}",
+                    f"token_ids_logprob: {token} is out-of-vocabulary: ids are from 0 to "
+                    f"{self.facts.vocab - 1}",
                     param="token_ids_logprob",
                 )
         if request.logprobs and request.logprobs.top > self.facts.vocab:

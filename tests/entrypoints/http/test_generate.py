@@ -85,6 +85,7 @@ async def test_choices_behind_a_long_text_are_scored_alone(
         ({"text": "a", "stream": "perhaps"}, "stream"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
         ({"text": "a", "rid": 5}, "rid"),
         ({"text": "a", "rid": "x\ny"}, "rid"),
         ({"text": "a", "priority": 10**40}, "priority"),

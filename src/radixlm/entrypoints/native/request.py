@@ -68,7 +68,7 @@ class GenerateBody(Body):
     return_logprob: PerPrompt[bool] = None
     logprob_start_len: PerPrompt[int] = None
     top_logprobs_num: PerPrompt[Annotated[int, Field(ge=0)]] = None
-    token_ids_logprob: list[Annotated[int, Field(ge=0)] | Ints | None] | None = None
+    token_ids_logprob: list[int | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
     score_choices: Strings | None = None
     resume: ResumeBody | None = None

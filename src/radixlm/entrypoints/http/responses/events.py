@@ -292,6 +292,9 @@ class Writer:
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._session.count(self._reasoning)},
             "total_tokens": num_input + num_output,
+            # the names of SGLang's clients
+            "prompt_tokens": num_input,
+            "completion_tokens": num_output,
         }
 
     def fail(self, error: RadixError | None) -> Event:
