@@ -92,11 +92,11 @@ def test_a_request_that_is_retracted_before_its_copy_is_forgotten() -> None:
     bench.scheduler._receive(0)
     (request,) = bench.scheduler.queue
     assert kv_manager.admit(request, 0) and request.num_computed == 29
-    assert request.num_committed == 16 and len(kv_manager.copies) == 1
+    assert request.num_committed == 16 and len(kv_manager.changes.copies) == 1
     bench.scheduler.queue.start(request)
     planner.running.append(request)
     planner.retract(request)
-    assert kv_manager.copies == [] and kv_manager.updates == []
+    assert kv_manager.changes.copies == [] and kv_manager.changes.updates == []
     bench.run()
     assert bench.cached["again"] == 29 and bench.out["again"] == reference(prompt, 2, True)
 
@@ -117,7 +117,7 @@ def test_without_a_page_for_the_copy_the_tokens_are_computed(
     tail = Tail(1, 4)
     request.assign_slot(kv_manager.table, 0)
     kv_manager._copy_tail(request, tail)
-    assert request.num_computed == 0 and kv_manager.copies == []
+    assert request.num_computed == 0 and kv_manager.changes.copies == []
     request.release_slot()
     monkeypatch.setattr(kv_manager, "allocate", allocate)
     bench.run()

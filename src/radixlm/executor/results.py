@@ -1,7 +1,7 @@
 """ResultReader: turns what a step left on the device into the results of its items.
 
 Legend: R rows with logits, T tokens, D model width, N sequences with results, A with logits (of
-further paths of drafts too).
+further paths of drafts too), W words of token masks.
 """
 
 from __future__ import annotations
@@ -98,6 +98,34 @@ class StepHandle:
         first_A = torch.from_numpy(self.shape.first_A1[:-1]).to(device, non_blocking=True)
         chosen_N = None if self.accepted is None else self.accepted.chosen_N
         return first_A if chosen_N is None else first_A[chosen_N]
+
+    def sampled(self) -> Tensor:
+        """What was sampled, once it is."""
+        assert self.sampled_N is not None
+        return self.sampled_N
+
+    def wanted_logprobs(self) -> list[LogprobParams | None]:
+        """What is wanted of each row of logits besides its token."""
+        wanted = [item.logprobs for item in self.items if item.emit]
+        if self.drafts is None:
+            return wanted
+        return [wanted[n] for n in self.drafts.sequence_R.tolist()]
+
+    def token_mask(self, masks: Mapping[int, NDArray[np.int32]], is_pinned: bool) -> Tensor | None:
+        """The masks by item as int32 [R, W], in a host tensor of this step's own."""
+        if not masks:
+            return None
+        shape, order = self.shape, [i for i, item in enumerate(self.items) if item.emit]
+        first = np.arange(shape.num_rows + 1) if shape.first_A1 is None else shape.first_A1
+        width = next(iter(masks.values())).shape[-1]
+        rows = np.full((shape.num_rows, width), -1, np.int32)
+        for n, index in enumerate(order):
+            if index in masks:
+                mask_KW = np.atleast_2d(masks[index])  # of each place, or one for all
+                end = first[n] + len(mask_KW) if len(mask_KW) > 1 else first[n + 1]
+                rows[first[n] : end] = mask_KW
+        mask = torch.from_numpy(rows)
+        return mask.pin_memory() if is_pinned else mask
 
 
 class _SampledRows(Record, eq=False):

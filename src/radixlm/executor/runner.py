@@ -49,7 +49,6 @@ from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
-from radixlm.wire.requests import LogprobParams
 
 log = logging.getLogger(__name__)
 
@@ -384,7 +383,8 @@ class Runner:
             if self._tail is not None:
                 self.device.launch(partial(self._tail.run, step))
             return
-        mask_RW = self._token_mask(step, masks)
+        is_pinned = self.device.where.type == "cuda"
+        mask_RW = step.token_mask(masks, is_pinned)
         items = step.items
         wants_logprobs = bool(items.decodes.logprobs) or any(
             i.emit and i.logprobs is not None for i in items.prefills
@@ -399,7 +399,7 @@ class Runner:
             self.device.launch(partial(self._tail.run, step))
         num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
         num_ints += step.num_counted + math.prod(step.proposed_shape)
-        step.token_copy.start(self.device, partial(_sampled, step), num_ints)
+        step.token_copy.start(self.device, step.sampled, num_ints)
 
     @torch.inference_mode()
     def _sample_any(self, step: StepHandle, mask_RW: Tensor | None, wants_logprobs: bool) -> None:
@@ -407,7 +407,7 @@ class Runner:
         assert step.logits_RV is not None
         requests = None
         if wants_logprobs:
-            requests = [logprob_request(one) if one else None for one in _wanted(step)]
+            requests = [logprob_request(one) if one else None for one in step.wanted_logprobs()]
         rows, slots = step.shape.num_rows, step.shape.slots_R.tolist()
         positions_R = step.inputs.buffer.field(layout.POSITION, rows).long()
         mask_RW = None if mask_RW is None else mask_RW.to(self.device.where)
@@ -471,24 +471,6 @@ class Runner:
                 parts.append(step.accepted.chosen_N.int())
         step.sampled_N = torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _token_mask(
-        self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]
-    ) -> Tensor | None:
-        """The masks as int32 [R, W], in a host tensor of this step's own."""
-        if not masks:
-            return None
-        shape, order = step.shape, [i for i, item in enumerate(step.items) if item.emit]
-        first = np.arange(shape.num_rows + 1) if shape.first_A1 is None else shape.first_A1
-        width = next(iter(masks.values())).shape[-1]
-        rows = np.full((shape.num_rows, width), -1, np.int32)
-        for n, index in enumerate(order):
-            if index in masks:
-                mask_KW = np.atleast_2d(masks[index])  # of each place, or one for all
-                end = first[n] + len(mask_KW) if len(mask_KW) > 1 else first[n + 1]
-                rows[first[n] : end] = mask_KW
-        mask = torch.from_numpy(rows)
-        return mask.pin_memory() if self.device.where.type == "cuda" else mask
-
     # ---- results ---------------------------------------------------------------------------
 
     def read(self, step: StepHandle) -> StepResult:
@@ -503,16 +485,3 @@ class Runner:
 
 
 StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-
-
-def _wanted(step: StepHandle) -> list[LogprobParams | None]:
-    """What is wanted of each row of logits besides its token."""
-    wanted = [item.logprobs for item in step.items if item.emit]
-    if step.drafts is None:
-        return wanted
-    return [wanted[n] for n in step.drafts.sequence_R.tolist()]
-
-
-def _sampled(step: StepHandle) -> Tensor:
-    assert step.sampled_N is not None
-    return step.sampled_N

@@ -102,7 +102,8 @@ class Committer:
             request.inflight -= 1
             self._commit_item(request, item, item_result, reply)
         if self._has_states:
-            self._kv_manager.free_saved(items.decodes.slots)
+            for part in self._kv_manager.parts:
+                part.drafts.free_saved(items.decodes.slots)
         if self._drafting is not None and result.proposals is not None:
             self._drafting.keep(items, result.proposals)
         return reply
@@ -113,8 +114,10 @@ class Committer:
         for row, index in result.winners.items():
             path = items.paths[index]
             end = path.start + int(result.counts[row])
-            self._kv_manager.adopt(self._kv_manager.request_in(path.slot), path.page_row, end)
-        self._kv_manager.free_forks()
+            request = self._kv_manager.request_in(path.slot)
+            self._kv_manager.drafts_of(request).adopt(request, path.page_row, end)
+        for part in self._kv_manager.parts:
+            part.drafts.free_forks()
 
     # ---- decodes, by columns ---------------------------------------------------------------
 

@@ -173,7 +173,8 @@ class Drafting:
         """Pages for a path, and as many for its request, which may go on in them."""
         request, end = self._kv_manager.request_in(path.slot), path.start + path.count
         has_room = end <= request.num_allocated or self._kv_manager.allocate(request, end)
-        return has_room and self._kv_manager.fork(request, path.page_row, path.start, end)
+        drafts = self._kv_manager.drafts_of(request)
+        return has_room and drafts.fork(request, path.page_row, path.start, end)
 
     def _choose(
         self, batch: DecodeBatch, caps: Int64Array, other_tokens: int
@@ -291,7 +292,8 @@ class Drafting:
         """Save the states that a refused draft takes back; rows without a page draft nothing."""
         for i in np.flatnonzero(lens).tolist():
             request = self._kv_manager.request_in(int(slots[i]))
-            lens[i] *= self._kv_manager.save_state(request, int(starts[i]))
+            drafts = self._kv_manager.drafts_of(request)
+            lens[i] *= drafts.save_state(request, int(starts[i]))
 
     def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
         """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next

@@ -15,6 +15,7 @@ import numpy as np
 
 from radixlm.memory.prefix.base import Match, PrefixCache, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.scheduler.draft_pages import DraftPages
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int64Array, SlotTable
@@ -127,25 +128,11 @@ class GroupedKVCacheManager(KVCacheManager):
         for part, own in self._split(slots):
             part.trim(own)
 
-    def save_state(self, request: Request, start: int) -> bool:
-        return self._of(request).save_state(request, start)
-
     def restore_state(self, request: Request, start: int) -> None:
         self._of(request).restore_state(request, start)
 
-    def free_saved(self, slots: Int64Array) -> None:
-        for part, own in self._split(slots):
-            part.free_saved(own)
-
-    def fork(self, request: Request, page_row: int, start: int, end: int) -> bool:
-        return self._of(request).fork(request, page_row, start, end)
-
-    def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
-        self._of(request).adopt(request, page_row, num_tokens)
-
-    def free_forks(self) -> None:
-        for part in self._parts:
-            part.free_forks()
+    def drafts_of(self, request: Request) -> DraftPages:
+        return self._of(request).drafts
 
     def insert(self, request: Request) -> None:
         self._of(request).insert(request)

@@ -1,7 +1,7 @@
 """KVCacheManager: which request holds which pages and slot, and what the prefix cache holds.
 
 Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free_out_of_window``,
-``trim``, ``fork``, ``adopt`` and ``free``. A request's pages are first those of the cached prefix
+``trim`` and ``free``, and in ``drafts``. A request's pages are first those of the cached prefix
 that it has locked, then its own; ``insert`` moves whole computed pages from the second part to the
 first. Models with sliding-window layers or recurrent states have a second page table.
 
@@ -22,13 +22,12 @@ from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, T
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
-from radixlm.scheduler.forks import Forks
+from radixlm.scheduler.draft_pages import DraftPages
+from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array, SlotTable
 from radixlm.step.plan import Int32Array, NewPages, PageCopy, PageUpdate
-
-FULL, WINDOW = 0, 1
 
 
 class WindowPages(Record):
@@ -45,9 +44,10 @@ class WindowPages(Record):
 class KVCacheManager:
     """Pages and slots of one engine.
 
-    ``requests[slot]`` is the request in the slot; ``updates`` and ``new_pages`` collect changes
-    of the page tables for the next plan, ``copies`` pages to copy. ``min_tail``: the fewest tokens
-    of a page that are worth a copy, None for none (states cannot be cut inside a page)."""
+    ``requests[slot]`` is the request in the slot; ``changes`` collects what the next plan changes
+    of the page tables and copies; ``drafts`` has further pages of steps with drafts. ``min_tail``:
+    the fewest tokens of a page that are worth a copy, None for none (states cannot be cut inside a
+    page)."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class KVCacheManager:
         self.page_size, self.window = page_size, window
         self.table = SlotTable(slots.num_total)
         self.requests: list[Request | None] = [None] * slots.num_total
-        self.updates: list[PageUpdate] = []
-        self.new_pages: NewPages | None = None
-        self.copies: list[PageCopy] = []
-        # by slot: a copy of the state from before a step that verifies drafts
-        self._saved: dict[int, Int32Array] = {}
         self.min_tail = min_tail
         second = window.pages if window is not None else None
+        self.changes = PageChanges(window is not None)
         self.reservations = Reservations(pages, second, prefix_cache)
-        self._forks = Forks(pages) if second is None else Forks(pages, second)
+        has_states = window is not None and window.is_state
+        self.drafts = DraftPages(
+            (pages,) if second is None else (pages, second),
+            page_size, has_states, self.reservations, prefix_cache, self.changes,
+        )  # fmt: skip
         # told of what ``insert`` has put into the prefix cache
         self.on_insert: Callable[[Request, InsertResult], None] | None = None
         self.num_hit_tokens = 0
@@ -87,14 +87,15 @@ class KVCacheManager:
 
     def take_changes(self) -> tuple[list[PageUpdate], NewPages | None, list[PageCopy]]:
         """What the next plan changes of the page tables, and what it copies."""
-        changes = self.updates, self.new_pages, self.copies
-        self.updates, self.new_pages, self.copies = [], None, []
-        return changes
+        return self.changes.take()
 
     def drop_changes(self, slot: int) -> None:
         """Of a request that is released."""
-        self.updates = [u for u in self.updates if u.slot != slot]
-        self.copies = [c for c in self.copies if c.slot != slot]
+        self.changes.drop(slot)
+
+    def drafts_of(self, request: Request) -> DraftPages:
+        """The further pages of the request's drafts."""
+        return self.drafts
 
     @property
     def cache_hit_rate(self) -> float:
@@ -180,7 +181,7 @@ class KVCacheManager:
         request.add_pages(match.pages, match.window_pages, self.page_size)
         request.num_computed = request.num_committed = request.num_inserted = match.num_tokens
         if len(match.pages):
-            self._add_update(request, 0, len(match.pages))
+            self.changes.add(request, 0, len(match.pages))
         if tail is not None:
             self._copy_tail(request, tail)
         request.num_cached = request.num_computed
@@ -241,7 +242,8 @@ class KVCacheManager:
         if tail.window_page is not None:
             pages.append((WINDOW, tail.window_page, request.window))
         for group, source, row in pages:
-            self.copies.append(PageCopy(group, request.slot, source, int(row[column])))
+            copy = PageCopy(group, request.slot, source, int(row[column]))
+            self.changes.copies.append(copy)
         request.num_computed = end
 
     def _insert_tail(self, request: Request) -> bool:
@@ -292,10 +294,7 @@ class KVCacheManager:
         if rows is None:
             return False
         request.add_pages(*rows, self.page_size)
-        # the rows are fresh copies: nobody else writes to them
-        self.updates.append(PageUpdate(FULL, request.slot, first, rows[0]))
-        if rows[1] is not None:
-            self.updates.append(PageUpdate(WINDOW, request.slot, first, rows[1]))
+        self.changes.add_rows(request.slot, first, *rows)
         return True
 
     def allocate_next_page(self, slots: Int64Array) -> bool:
@@ -310,7 +309,7 @@ class KVCacheManager:
         if pages is None:
             return False
         columns = self.table.add_pages(slots, pages, self.page_size)
-        self.new_pages = NewPages(slots, columns, pages)
+        self.changes.new_pages = NewPages(slots, columns, pages)
         return True
 
     def trim(self, slots: Int64Array) -> None:
@@ -332,8 +331,6 @@ class KVCacheManager:
             row[:] = NULL_PAGE
         request.num_allocated = keep * self.page_size
 
-    # ---- states and drafts -----------------------------------------------------------------
-
     def _add_states(self, request: Request, num_tokens: int) -> bool:
         """Allocate the pages of states that a step up to ``num_tokens`` writes, in a row that has
         pages further ahead; False if there are not enough."""
@@ -344,85 +341,19 @@ class KVCacheManager:
             column = (end - 1) // size
             if end <= request.num_computed or request.window[column] != NULL_PAGE:
                 continue
-            page = self._allocate_state(window)
+            page = self.drafts.allocate_state()
             if page is None:
                 return False
             request.window[column] = page[0]
-            self.updates.append(PageUpdate(WINDOW, request.slot, column, page))
-        return True
-
-    def _allocate_state(self, window: WindowPages) -> Int32Array | None:
-        """A page for a state, if need be from the prefix cache's snapshots; None without one."""
-        if not window.pages.num_free:
-            self.prefix_cache.evict_window(1)
-        return window.pages.alloc(1)
-
-    def save_state(self, request: Request, start: int) -> bool:
-        """Have the next step save the state after ``start`` tokens, where it would write over it;
-        False without a page for the copy. Other models need none."""
-        window = self.window
-        if window is None or not window.is_state or start % self.page_size == 0:
-            return True
-        page = self._allocate_state(window)
-        if page is None:
-            return False
-        source = int(request.window[start // self.page_size])
-        self.copies.append(PageCopy(WINDOW, request.slot, source, int(page[0])))
-        self._saved[request.slot] = page
+            self.changes.updates.append(PageUpdate(WINDOW, request.slot, column, page))
         return True
 
     def restore_state(self, request: Request, start: int) -> None:
         """Undo a step that has taken the state beyond the known tokens: ``start`` tokens count as
         computed, as before it."""
-        assert self.window is not None
-        saved, column = self._saved.pop(request.slot, None), start // self.page_size
-        if saved is not None:
-            self.window.pages.free(request.window[column : column + 1].copy())
-            request.window[column] = saved[0]
-            self.updates.append(PageUpdate(WINDOW, request.slot, column, saved))
+        self.drafts.restore_state(request, start)
         self._trim_to(request, start)
         request.num_computed = request.num_committed = start
-
-    def free_saved(self, slots: Int64Array) -> None:
-        """Free the saved states of these slots, whose step can be undone no more."""
-        for slot in slots.tolist() if self._saved else ():
-            page = self._saved.pop(slot, None)
-            if page is not None:
-                assert self.window is not None
-                self.window.pages.free(page)
-
-    def fork(self, request: Request, page_row: int, start: int, end: int) -> bool:
-        """Give another path of drafts, at [start, end) of the request, pages in a row of the page
-        tables; False, and no change, if they would have to come from others."""
-        first, window = start // self.page_size, self.window
-        count, num_free = self.pages_for(end) - first, self.pages.num_free
-        if count > num_free and Forks.may_evict(count, self.num_available):
-            self.reservations.make_room(count)
-        fork = self._forks.take(page_row, first, count)
-        if fork is None:
-            return False
-        rows = (request.pages,) if window is None else (request.pages, request.window)
-        for group, (row, pages) in enumerate(zip(rows, fork.pages, strict=True)):
-            whole = np.concatenate((row[:first], pages)).astype(np.int32)
-            self.updates.append(PageUpdate(group, page_row, 0, whole))
-            if start % self.page_size:
-                copy = PageCopy(group, request.slot, int(row[first]), int(pages[0]))
-                self.copies.append(copy)
-        return True
-
-    def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
-        """A path of drafts was right: the request goes on in its pages, up to ``num_tokens``."""
-        fork = self._forks.of(page_row)
-        count = self.pages_for(num_tokens) - fork.first
-        rows = (request.pages,) if self.window is None else (request.pages, request.window)
-        for row, pages in zip(rows, fork.pages, strict=True):
-            own = row[fork.first : fork.first + count]
-            own[:], pages[:count] = pages[:count].copy(), own.copy()
-        self._add_update(request, fork.first, fork.first + count)
-
-    def free_forks(self) -> None:
-        """The step with further paths of drafts is over."""
-        self._forks.free()
 
     def _num_pages(self, request: Request) -> int:
         return request.num_allocated // self.page_size
@@ -451,14 +382,6 @@ class KVCacheManager:
         row = np.full(need, NULL_PAGE, np.int32)
         row[columns - first] = window_pages
         return pages, row
-
-    def _add_update(self, request: Request, first: int, end: int) -> None:
-        """Put the request's pages [first, end) into the next plan."""
-        slot = request.slot
-        self.updates.append(PageUpdate(FULL, slot, first, request.pages[first:end].copy()))
-        if self.window is not None:
-            row = request.window[first:end].copy()
-            self.updates.append(PageUpdate(WINDOW, slot, first, row))
 
     def insert(self, request: Request) -> None:
         """Put the request's whole committed pages into the prefix cache. Where the cache had a page
@@ -491,7 +414,7 @@ class KVCacheManager:
                 self.window.pages.free(result.duplicate_window_pages)
         changed = np.flatnonzero(is_changed)
         if len(changed) and request.finish is None:
-            self._add_update(request, int(changed[0]), shared)
+            self.changes.add(request, int(changed[0]), shared)
         self.pages.free(result.duplicate_pages)
         if self.on_insert is not None:
             self.on_insert(request, result)
@@ -520,9 +443,7 @@ class KVCacheManager:
         if self.window is not None:
             row = request.window[own]
             self.window.pages.free(row[row != NULL_PAGE])
-            saved = self._saved.pop(request.slot, None)
-            if saved is not None:
-                self.window.pages.free(saved)
+            self.drafts.free_saved(np.array([request.slot]))
         self.slots.free(request.slot)
         self.requests[request.slot] = None
         request.release_slot()
@@ -530,14 +451,14 @@ class KVCacheManager:
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
         """What each running request has of its own, and the prefix that it has locked; and pages
         that are on their way."""
-        others = (*self.reservations.holdings(), *self._forks.holdings())
+        others = (*self.reservations.holdings(), *self.drafts.holdings())
         return [*map(self._holding, running), *others]
 
     def _holding(self, r: Request) -> Holding:
         own = slice(r.num_inserted // self.page_size, self._num_pages(r))
         row = r.window[own] if self.window is not None else None
-        if row is not None and r.slot in self._saved:
-            row = np.append(row, self._saved[r.slot])
+        if row is not None:
+            row = np.append(row, self.drafts.saved_state(r.slot))
         return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 
     def find_violations(self, running: Iterable[Request]) -> list[str]:
