@@ -104,6 +104,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "model.mtp_layers.0.",
         0.0,
     ),
+    "Glm5NextForCausalLM": (
+        {
+            "num_hidden_layers": 1, "layer_types": ["indexed_attention"],
+            "mlp_layer_types": ["sparse"], "indexer_types": ["full"],
+        },
+        {},
+        {
+            "model.layers.0.": "model.layers.5.",
+            "model.norm.": "model.layers.5.shared_head.norm.",
+        },
+        "model.layers.5.",
+        0.0,
+    ),
+    "Dots3NoteForCausalLM": (
+        {**_ONE_WINDOW, "mlp_layer_types": ["dense"]},
+        {},
+        {
+            "model.layers.0.": "model.layers.4.",
+            "model.norm.": "model.layers.4.shared_head.norm.",
+        },
+        "model.layers.4.",
+        0.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -118,6 +141,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
 # the projection, and the norms of its two inputs
 PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 JOINTS = {"ExaoneMoeForCausalLM": PRE_FC, "MellumForCausalLM": PRE_FC}
+OWN_TABLE = "model.mtp.embed_tokens.weight"
 DEEPSEEK_JOINT = ("eh_proj", "enorm", "hnorm")
 
 
@@ -132,6 +156,9 @@ def with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.T
         both = own.pop(join).chunk(2, 1)
         own = {f"{at}{n}_proj.weight": part.clone() for n, part in zip("eh", both, strict=True)}
     own |= {name: torch.rand(DIM, generator=generator) + 0.5 for name in norms}
+    if architecture == "Dots3NoteForCausalLM":
+        table = torch.randn(tensors["model.embed_tokens.weight"].shape, generator=generator)
+        own[OWN_TABLE] = 0.1 * table
     for name, tensor in load_file(cached_tiny(architecture, **alone) / "model.safetensors").items():
         old = next((old for old in names if name.startswith(old)), None)
         if old is not None:
@@ -160,6 +187,8 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     ids, hidden = ids_and_hidden(streams * DIM)
     logits, passed = run(model, backend, ids, model.combine(hidden))
     embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
+    if OWN_TABLE in own:
+        embeds = own[OWN_TABLE][torch.tensor(ids)]
     join, *norms = (f"{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
     own = {name.removeprefix(at): tensor for name, tensor in own.items()}
     embeds = rms(embeds, own[norms[0]] + offset, eps)
@@ -177,7 +206,7 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
 def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The Hugging Face model's hidden states after the last norm, and before it (all streams)."""
     decoder, seen = reference_model(folder).get_decoder(), list[torch.Tensor]()
-    if type(decoder).__name__ == "HYV4Model":
+    if type(decoder).__name__ in ("HYV4Model", "Glm5NextModel", "Glm5NextTextModel"):
         _without_streams(decoder)
     if joined.shape[1] > 1:  # it would begin with equal streams
         decoder.layers[0].register_forward_pre_hook(lambda _, args: (joined[None], *args[1:]))
@@ -190,9 +219,15 @@ def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 def _without_streams(decoder: Any) -> None:
     """Have all streams of hyper-connections hold the same, as if there was one."""
+    has_mixes = hasattr(decoder.layers[0].attn_hc, "hc_sinkhorn_iters")
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mixes = (torch.eye(x.shape[-2]).expand(*x.shape[:-1], -1),) if has_mixes else ()
+        return torch.ones_like(x[..., 0]), *mixes, x[..., 0, :]
+
     for layer in decoder.layers:
         for part in (layer.attn_hc, layer.ffn_hc):
-            part.forward = lambda x: (torch.ones_like(x[..., 0]), x[..., 0, :])
+            part.forward = forward
     decoder.hc_head.forward = lambda x: x[..., 0, :]
 
 

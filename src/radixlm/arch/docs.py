@@ -46,6 +46,16 @@ Layers that choose what they read (`Indexer`, `BlockIndexer`) or that read compr
 (`CompressedSparseAttention` of DeepSeek V4) gather keys sequence by sequence in plain torch, which
 is exact but slow.
 """
+NOT_BUILT = """
+Prediction layers that are not built, and why:
+
+| model | reason |
+|---|---|
+| Gemma 4 | its assistants have no keys and values of their own: they read the model's cache |
+| Inkling | its layers have short convolutions, whose states a draft model cannot keep |
+| MiniMax M3 | no public code tells what the tensors in `model.mtp.layers` are |
+| Qwen4Exp | a norm over all residual streams, and gated streams in the draft |
+"""
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
@@ -77,7 +87,7 @@ def prediction_layers() -> str:
     for function in dict.fromkeys(MTP_LAYERS.values()):
         both = ([n for n, f in table.items() if f == function] for table in (MTP_LAYERS, DRAFTS))
         rows.append(f"| {' | '.join(', '.join(names) for names in both)} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n" + NOT_BUILT
 
 
 def page() -> str:

@@ -22,10 +22,10 @@ class Draft(Record):
     """One or more modules of the same shape, each with its own weights.
 
     ``decoder`` has the blocks of a module, its last norm (of kind "none" where it has none) and its
-    head; the token table is always the target's, and so is the head unless ``owns_head``. Further
-    roles: draft.{join embed_norm hidden_norm taps taps_norm tap_norms.0 ... vocab}; with several
-    residual streams, join_embed and join_hidden (of each stream), which are added. Names may hold
-    ``{step}``: see ``at_step``.
+    head; the token table is the target's unless ``owns_table``, and so is the head unless
+    ``owns_head``. Further roles: draft.{join embed_norm hidden_norm taps taps_norm tap_norms.0 ...
+    vocab}; with several residual streams, join_embed and join_hidden (of each stream), which are
+    added. Names may hold ``{step}``: see ``at_step``.
     """
 
     decoder: Decoder
@@ -49,6 +49,7 @@ class Draft(Record):
     tap_norm: Norm | None = None  # then of each by itself
     passes_normed: bool = True  # its next step reads its hidden state after the last norm
     owns_head: bool = False
+    owns_table: bool = False  # in a description: if its files have one
     # it reads the target's last hidden state before the final norm; of several residual streams all
     before_norm: bool = False
     has_vocab_map: bool = False  # draft token t is target token t + map[t]

@@ -319,14 +319,16 @@ def algorithm_of(spec: Draft | None) -> str:
 
 
 def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
-    """A draft with the modules, a head of EAGLE-3 with the parts that its files have: configs say
-    too little. ConfigError if a smaller vocabulary has no map to the target's."""
+    """A draft with the modules and the table, a head of EAGLE-3 with the parts that its files have:
+    configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
     if spec.is_projected:
         role = join_role(spec)
         joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
         stems = (f"{names[0].templates[0]}." for names in joins)
         num = sum(any(stem in name for name in present) for stem in stems)
-        return replace(spec, modules=num or spec.modules)
+        tables = spellings(spec.decoder.names, "embed") if spec.owns_table else ()
+        has_table = any(f"{one.templates[0]}.weight" in present for one in tables)
+        return replace(spec, modules=num or spec.modules, owns_table=has_table)
     if spec.has_vocab_map and "d2t" not in present:
         raise ConfigError(
             f"{FLAG} {folder}: its head has {spec.decoder.vocab} tokens and no tensor 'd2t' that "

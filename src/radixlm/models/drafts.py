@@ -132,8 +132,8 @@ class JointBlock(BlockLayer):
 
 
 class DraftModel(DecoderModel):
-    """A module of a ``Draft`` record; ``bind`` lends it the token table and the head of its target
-    once both are loaded."""
+    """A module of a ``Draft`` record; ``bind`` lends it the token table and the head of its target,
+    where it has none, once both are loaded."""
 
     needs: HiddenNeeds | None
     _make_logits: Callable[[Tensor], Tensor]
@@ -155,7 +155,8 @@ class DraftModel(DecoderModel):
             weight_dtype,
             merge_windows=True,
         )
-        del self.embed
+        if not spec.owns_table:
+            del self.embed
         if not spec.owns_head:
             del self.head
         if not spec.decoder.norm.affine:
@@ -176,9 +177,10 @@ class DraftModel(DecoderModel):
         self.program, self._program_backend = None, None
 
     def bind(self, target: DecoderModel, kept_ids_K: Tensor | None = None) -> None:
-        """Use the token table of ``target``, and its head where the draft has none: all of it, or
-        the rows of the tokens ``kept_ids_K`` (int64)."""
-        self._embed_tokens, self._make_logits = target.embed.run, self.logits
+        """Use the token table and the head of ``target`` where the draft has none: of the head all,
+        or the rows of the tokens ``kept_ids_K`` (int64)."""
+        table = self.embed if self.spec.owns_table else target.embed
+        self._embed_tokens, self._make_logits = table.run, self.logits
         self.target_ids_V, head = kept_ids_K, target.decoder
         if self.spec.has_vocab_map:
             self.target_ids_V = self.draft.vocab.targets_V

@@ -1,6 +1,6 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek (V4 too), GLM, ERNIE, EXAONE, MiMo, Bailing, LongCat,
-Nemotron-H, Qwen3-Next and Step checkpoints."""
+multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, Bailing,
+LongCat, Nemotron-H, Qwen3-Next and Step checkpoints."""
 
 from typing import Any, NoReturn
 
@@ -91,6 +91,14 @@ def _last_attending(c: Config, decoder: Decoder) -> Block:
     return attends[-1]
 
 
+def _sliding(c: Config, decoder: Decoder) -> Block:
+    """The first layer that attends to a window."""
+    for block in decoder.blocks:
+        if isinstance(block.mixer, Attention | LatentAttention) and block.mixer.window:
+            return block
+    raise c.error("layer_types", "has no window layer for the draft to be like")
+
+
 def next_n(c: Config) -> Draft:
     """Layers after the last one, with their own indexer where the model has indexers. Their token
     table and head (``shared_head.head``) are copies of the model's."""
@@ -113,6 +121,25 @@ def hy_v4(c: Config) -> Draft:
     decoder, at = replace(_target(c), streams=None), f"model.mtp_layers.{STEP}."
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
     return _normed(c, _module(decoder, _choosing(decoder), names), _count(c))
+
+
+def glm5_next(c: Config) -> Draft:
+    """A layer with experts and an indexer, without hyper-connections."""
+    one: dict[str, Any] = {"num_hidden_layers": 1, "layer_types": ["indexed_attention"]}
+    one |= {"mlp_layer_types": ["sparse"], "indexer_types": ["full"]}
+    decoder, at = _target(c.replace(**one)), f"model.layers.{STEP}."
+    names = _joint(decoder, at, at, _NEXT_N, norm=at + "shared_head.norm")
+    module = replace(decoder, names=names, streams=None)
+    return _normed(c, module, _count(c), c.num_hidden_layers)
+
+
+def dots3_note(c: Config) -> Draft:
+    """A window layer with a dense feed-forward; it may have a token table of its own."""
+    decoder, at = _target(c), f"model.layers.{STEP}."
+    own: dict[str, Name] = {"norm": at + "shared_head.norm", "embed": "model.mtp.embed_tokens"}
+    names, block = _joint(decoder, at, at, _NEXT_N, **own), _sliding(c, decoder)
+    module = _module(decoder, replace(block, ffn=mlp(c)), names)
+    return _normed(c, module, _count(c), c.num_hidden_layers, owns_table=True)
 
 
 def deepseek_v4(c: Config) -> Draft:
@@ -163,11 +190,11 @@ def mimo(c: Config) -> Draft:
 def mimo_v2(c: Config) -> Draft:
     """A window layer with a dense feed-forward. Configs do not say that there are modules."""
     decoder, at = _target(c), f"model.mtp.layers.{STEP}."
-    slides = [b for b in decoder.blocks if isinstance(b.mixer, Attention) and b.mixer.window]
-    if not slides:
-        raise c.error("layer_types", "has no window layer for the draft to be like")
     norms: dict[str, Name] = {"norm": at + "final_layernorm", "norm2": at + "pre_mlp_layernorm"}
-    names, block = _joint(decoder, at, at, _NEXT_N, **norms), replace(slides[0], ffn=mlp(c))
+    names, block = (
+        _joint(decoder, at, at, _NEXT_N, **norms),
+        replace(_sliding(c, decoder), ffn=mlp(c)),
+    )
     fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
     return _normed(c, _module(decoder, block, names), c.get(_KEY, 3), **fields)
 
