@@ -110,6 +110,13 @@ def test_follows_a_change_of_topic_within_16_rounds() -> None:
     assert max(counts) >= 3
 
 
+def test_drafts_of_many_rows_are_judged_by_what_they_gave() -> None:
+    """Where tokens cost nearly a step each, not even sure drafts pay; costs alone tell it late."""
+    world = World("steep", 16, 0.9)
+    plain, _ = world.best_static(0)
+    assert world.run(DraftLength(15), 256) > 0.97 * plain
+
+
 def test_rows_get_what_they_deserve() -> None:
     lengths = DraftLength(7, costs=CostTable(slope=0.1))
     sure, unsure = (

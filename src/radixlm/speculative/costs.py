@@ -85,12 +85,16 @@ class CostTable:
         error = error_s / (new_steps - steps) * (max(steps, new_steps) if is_first else 1)
         most = _MAX_ERROR / _SHAPE_RATE * max(self._forward_s(1), float(self.drafts_s(1))) * rate
         error = rate * min(max(error, -most), most)
+        # the first draft step is never cheaper than further ones: it also writes what waited
         if is_first:
-            self.first_draft_s = max(-self.draft_s, self.first_draft_s + error)
+            self.first_draft_s += error
+            self.draft_s = max(0.0, self.draft_s + min(0.0, self.first_draft_s))
+            self.first_draft_s = max(0.0, self.first_draft_s)
         else:  # what as many steps as now cost stays the same
-            error = max(error, -self.draft_s)
+            mean_steps = (steps + new_steps) / 2
+            error = min(max(error, -self.draft_s), self.first_draft_s / mean_steps)
             self.draft_s += error
-            self.first_draft_s -= error * (steps + new_steps) / 2
+            self.first_draft_s -= error * mean_steps
         return rate
 
     def _log(self, num_tokens: int) -> float:

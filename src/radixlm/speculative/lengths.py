@@ -32,6 +32,7 @@ _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
 _HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stands
 # probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
 _DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 1024
+_JUDGED_ROWS = 8  # from which on drafts of the host are judged by what they gave, as the device's
 _HOPELESS_STEPS = 16384  # between them where drafting costs more than the surest drafts would give
 # share of a step that asking in vain may take, and the longest pauses by which it is kept: the
 # first time, and when it was in vain again
@@ -111,7 +112,11 @@ class DraftLength:
         of prompts; 0: no drafter need be asked."""
         if self.is_off:
             return 0
-        if self.always or self._is_probe_due:
+        if self.always:
+            return self.max_drafts
+        if num_rows >= _JUDGED_ROWS and not self._is_device and not self.trial.allows():
+            return 0
+        if self._is_probe_due:
             return self.max_drafts
         if self._holds():
             return 0
@@ -371,7 +376,7 @@ class DraftLength:
         """A step that only decoded ``num_rows`` requests computed ``num_tokens`` in ``seconds``,
         with ``draft_steps`` of the device's drafter."""
         self._num_steps += 1
-        if self._is_device:
+        if self._is_device or num_rows >= _JUDGED_ROWS:
             self.trial.observe(num_rows, num_tokens, seconds, draft_steps)
         # the first draft after a rest also writes what waited; steps without any tell little
         is_first = draft_steps > 0 == self._last_draft_steps

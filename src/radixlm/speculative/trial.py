@@ -1,5 +1,5 @@
-"""Trial: whether steps with drafts of a draft model give more tokens a second than plain ones, as
-measured. The cost table chooses lengths; this is the judge of whether to draft at all."""
+"""Trial: whether steps with drafts give more tokens a second than plain ones, as measured. The cost
+table chooses lengths; this is the judge of whether to draft at all."""
 
 from __future__ import annotations
 
