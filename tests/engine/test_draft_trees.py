@@ -15,37 +15,35 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine import drafting as engine_drafting
 from radixlm.engine.drafting import max_paths, tree_shape
 from radixlm.speculative.lengths import DraftLength
-from tests.engine.drafted_engine import drafted_engine, follower
 from tests.engine.test_draft_models import (
     DEEPSEEK,
     NEEDS_MODELS,
     prompts,  # noqa: F401  (a fixture)
 )
-from tests.engine.test_drafted_engine import facts
-from tests.engine.test_drafted_pairs import ask, draw
-from tests.engine.test_drafted_worlds import DrawnLength, World, name_of, play
+from tests.engine.test_drafted_pairs import compare, draw
+from tests.engine.test_drafted_worlds import (
+    CHUNKS,
+    GROUPS,
+    PAGES,
+    SMALL,
+    DrawnLength,
+    World,
+    name_of,
+    play,
+)
 from tests.fakes.drafts import ForcedDrafts
 
 
-def compare(count: int, seed: int, most: int, paths: int, options: dict[str, Any]) -> ForcedDrafts:
+def compare_trees(
+    count: int, seed: int, most: int, paths: int, options: dict[str, Any]
+) -> ForcedDrafts:
     """Ask ``count`` drawn requests of an engine with oracle trees, and of one without drafts."""
     rng = random.Random(seed)
     requests = [draw(rng) for _ in range(count)]
     for one in requests:
         one["logprobs"] = rng.random() < 0.5
-    options = {"model_path": "radix-tiny", "enable_return_hidden_states": True, **options}
-    with drafted_engine(None, **options) as engine:
-        assert engine.tokenizer is not None
-        encode = engine.tokenizer.encode
-        plain = ask(engine, requests)
-    ids_of = {request["prompt"]: encode(request["prompt"]) for request in requests}
-    known = [[*ids, *one["output_ids"]] for ids in ids_of.values() for one in plain]
-    drafts = ForcedDrafts(follower(known), "mixed", most, varies=True, seed=seed, paths=paths)
-    with drafted_engine(drafts, **options) as engine:
-        wide = ask(engine, requests)
-        assert engine.get_server_info()["internal_states"][0]["num_breaches"] == 0
-    assert [facts(one) for one in wide] == [facts(one) for one in plain]
-    return drafts
+    options = {"enable_return_hidden_states": True, **options}
+    return compare(requests, "mixed", options, most=most, seed=seed, paths=paths)
 
 
 SHAPES: list[tuple[int, int, dict[str, Any]]] = [
@@ -59,30 +57,25 @@ SHAPES: list[tuple[int, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("most", "paths", "options"), SHAPES[1:2], ids=str)
 def test_trees_of_oracles(most: int, paths: int, options: dict[str, Any]) -> None:
-    assert compare(24, most, most, paths, options).num_gained > 5
+    assert compare_trees(24, most, most, paths, options).num_gained > 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("most", "paths", "options"), SHAPES, ids=str)
 def test_many_trees_of_oracles(most: int, paths: int, options: dict[str, Any]) -> None:
-    assert compare(220, 1000 + most, most, paths, options).num_gained > 50
+    assert compare_trees(220, 1000 + most, most, paths, options).num_gained > 50
 
 
 WORLDS = (
-    World("small", ("EAGLE3", "STANDALONE"), others={
-        "max_total_tokens": 640, "max_running_requests": 5, "page_size": 4}),
-    World("chunks", ("EAGLE", "STANDALONE"), numbers={"kv_cache_dtype": "fp8_e5m2"}, others={
-        "chunked_prefill_size": 24, "page_size": 16}),
-    World("pages of 1", ("EAGLE3",), others={
-        "page_size": 1, "chunked_prefill_size": 8, "max_running_requests": 3}),
+    World("small", ("EAGLE3", "STANDALONE"), others=SMALL),
+    World("chunks", ("EAGLE", "STANDALONE"), numbers={"kv_cache_dtype": "fp8_e5m2"}, others=CHUNKS),
+    World("pages of 1", ("EAGLE3",), others=PAGES),
     World("two ranks", ("EAGLE3",), others={"tp_size": 2}),
-    World("two groups", ("EAGLE3",), others={
-        "tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "page_size": 16}),
-    World("windows", ("STANDALONE",), "Gemma3ForCausalLM", others={
-        "max_total_tokens": 640, "max_running_requests": 5, "page_size": 4}),
+    World("two groups", ("EAGLE3",), others=GROUPS),
+    World("windows", ("STANDALONE",), "Gemma3ForCausalLM", others=SMALL),
     World("latents", ("NEXTN",), DEEPSEEK[0], others={"page_size": 16}),
-)  # fmt: skip
+)
 CASES = [(world, one, k) for world in WORLDS for one in world.drafters for k in (2, 4, 8)]
 TREES = {2: 6, 4: 12, 8: 20}  # tokens of a tree by branches
 

@@ -97,6 +97,25 @@ def ask(engine: radixlm.Engine, requests: list[dict[str, Any]]) -> list[Any]:
     return answers
 
 
+def compare(
+    requests: list[dict[str, Any]], kind: str, options: dict[str, Any], **shape: Any
+) -> ForcedDrafts:
+    """Ask an engine with oracle drafts of this kind, and one without drafts."""
+    options = {"model_path": "radix-tiny", **options}
+    with drafted_engine(None, **options) as engine:
+        assert engine.tokenizer is not None
+        encode = engine.tokenizer.encode
+        plain = ask(engine, requests)
+    prompts = {request["prompt"]: encode(request["prompt"]) for request in requests}
+    known = [[*ids, *one["output_ids"]] for ids in prompts.values() for one in plain]
+    drafts = ForcedDrafts(follower(known), kind, varies=True, **shape)
+    with drafted_engine(drafts, **options) as engine:
+        wide = ask(engine, requests)
+        assert engine.get_server_info()["internal_states"][0]["num_breaches"] == 0
+    assert [facts(one) for one in wide] == [facts(one) for one in plain]
+    return drafts
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -111,17 +130,6 @@ def test_drawn_requests(kind: str, options: dict[str, Any]) -> None:
     if options.get("grammar_backend") == "xgrammar":
         pytest.importorskip("xgrammar")
     rng = random.Random(repr(options))
-    requests = [draw(rng) for _ in range(60)]
-    options = {"model_path": "radix-tiny", **options}
-    with drafted_engine(None, **options) as engine:
-        assert engine.tokenizer is not None
-        encode = engine.tokenizer.encode
-        plain = ask(engine, requests)
-    prompts = {request["prompt"]: encode(request["prompt"]) for request in requests}
-    known = [[*ids, *one["output_ids"]] for ids in prompts.values() for one in plain]
-    drafts = ForcedDrafts(follower(known), kind, most=6, varies=True)
-    with drafted_engine(drafts, **options) as engine:
-        wide = ask(engine, requests)
-    assert [facts(one) for one in wide] == [facts(one) for one in plain]
+    drafts = compare([draw(rng) for _ in range(60)], kind, options, most=6)
     rounds = [one for each in drafts.rounds.values() for one in each]
     assert len(rounds) > 50 and sum(accepted for _, accepted in rounds) > 20

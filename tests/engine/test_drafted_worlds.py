@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 LORA = [f"{name}={ZOO / f'radix-tiny-lora-{name}'}" for name in ("upper", "spanish")]
 SMALL = {"max_total_tokens": 640, "max_running_requests": 5, "page_size": 4}
 CHUNKS = {"chunked_prefill_size": 24, "page_size": 16}
+GROUPS = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "page_size": 16}
 PAGES = {"page_size": 1, "chunked_prefill_size": 8, "max_running_requests": 3}
 
 
@@ -62,8 +63,7 @@ WORLDS = (
           others={"enable_hierarchical_cache": True, "max_total_tokens": 700}),
     World("two ranks", ("EAGLE3", "STANDALONE", "NGRAM"), others={"tp_size": 2, **CHUNKS}),
     World("two stages", ("EAGLE3", "STANDALONE"), others={"pp_size": 2, **SMALL}),
-    World("two groups", ("EAGLE3", "NGRAM"), others={
-        "tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "page_size": 16}),
+    World("two groups", ("EAGLE3", "NGRAM"), others=GROUPS),
     World("windows", ("STANDALONE", "NGRAM"), "Gemma3ForCausalLM", others=SMALL),
     World("latents", ("NEXTN", "NGRAM"), DEEPSEEK[0], others=CHUNKS),
     World("delta nets", ("NEXTN", "NGRAM"), QWEN_NEXT[0], others=CHUNKS),

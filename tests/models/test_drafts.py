@@ -89,7 +89,7 @@ def run(model: DraftModel, backend: str, ids: list[int], hidden: Tensor) -> tupl
         logits.append(made.logits_RV)
         passed.append(made.hidden_RD)
     if backend == "cpu" and model.program is None:
-        assert "Decoder.streams" in why_no_program(model)
+        assert "streams" in why_no_program(model)
     batch = PagedRunner(model, backend, 16, 32).batch({0: ids})
     batch.logits_rows_R = torch.tensor([4, len(ids) - 1])
     with torch.inference_mode():

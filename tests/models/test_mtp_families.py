@@ -16,6 +16,7 @@ from tests.models.reference_math import rms
 from tests.models.test_decoder import relative_error
 from tests.models.test_drafts import BACKENDS, DIM, ids_and_hidden, kernels_of, loaded, run
 
+from radixlm.arch.draft import num_streams
 from radixlm.arch.hf import describe_draft
 from radixlm.engine.draft_model import completed
 from radixlm.step.batch import HiddenNeeds
@@ -127,6 +128,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "model.layers.4.",
         0.0,
     ),
+    "Qwen4ExpForCausalLM": (
+        {"num_hidden_layers": 1, "layer_types": ["full_attention"], "ple_layer_ids": []},
+        {},
+        {"model.layers.0.": "mtp.layers.0.", "model.hyper_": "mtp.hyper_"},
+        "mtp.",
+        1.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -141,6 +149,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
 # the projection, and the norms of its two inputs
 PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 JOINTS = {"ExaoneMoeForCausalLM": PRE_FC, "MellumForCausalLM": PRE_FC}
+JOINTS["Qwen4ExpForCausalLM"] = PRE_FC
+# where there is a projection of each input, their names
+PAIRS = {
+    "DeepseekV4ForCausalLM": ("e_proj", "h_proj"),
+    "Qwen4ExpForCausalLM": ("fc_embedding", "fc_hidden"),
+}
 OWN_TABLE = "model.mtp.embed_tokens.weight"
 DEEPSEEK_JOINT = ("eh_proj", "enorm", "hnorm")
 
@@ -152,10 +166,12 @@ def with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.T
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
     join, *norms = (f"{at}{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
     own = {join: torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
-    if architecture == "DeepseekV4ForCausalLM":
-        both = own.pop(join).chunk(2, 1)
-        own = {f"{at}{n}_proj.weight": part.clone() for n, part in zip("eh", both, strict=True)}
+    if architecture in PAIRS:
+        both = zip(PAIRS[architecture], own.pop(join).chunk(2, 1), strict=True)
+        own = {f"{at}{name}.weight": part.clone() for name, part in both}
     own |= {name: torch.rand(DIM, generator=generator) + 0.5 for name in norms}
+    if architecture == "Qwen4ExpForCausalLM":  # a norm of all streams together
+        own[norms[1]] = torch.rand(2 * DIM, generator=generator) - 0.5
     if architecture == "Dots3NoteForCausalLM":
         table = torch.randn(tensors["model.embed_tokens.weight"].shape, generator=generator)
         own[OWN_TABLE] = 0.1 * table
@@ -182,8 +198,7 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
         assert model.needs == HiddenNeeds((), True)
     else:  # before the last norm
         assert model.needs == HiddenNeeds((len(target.decoder.blocks) - 1,), False)
-    own_streams = model.spec.decoder.streams
-    streams = 1 if own_streams is None else own_streams.count
+    streams = num_streams(model.spec.decoder)
     ids, hidden = ids_and_hidden(streams * DIM)
     logits, passed = run(model, backend, ids, model.combine(hidden))
     embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
@@ -192,11 +207,13 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     join, *norms = (f"{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
     own = {name.removeprefix(at): tensor for name, tensor in own.items()}
     embeds = rms(embeds, own[norms[0]] + offset, eps)
-    hidden = rms(hidden.view(len(ids), -1, DIM), own[norms[1]] + offset, eps)
+    width = len(own[norms[1]])
+    hidden = rms(hidden.view(len(ids), -1, width), own[norms[1]] + offset, eps)
+    hidden = hidden.view(len(ids), -1, DIM)
     if join in own:
         embed_DD, hidden_DD = own[join].chunk(2, 1)
     else:
-        embed_DD, hidden_DD = own["e_proj.weight"], own["h_proj.weight"]
+        embed_DD, hidden_DD = (own[f"{name}.weight"] for name in PAIRS[architecture])
     joined = (embeds @ embed_DD.T)[:, None] + hidden @ hidden_DD.T  # [T, streams, DIM]
     normed, stream = _reference(cached_tiny(architecture, **alone), joined)
     assert relative_error(logits, target.logits(normed)) < 1e-4
@@ -209,7 +226,8 @@ def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.
     if type(decoder).__name__ in ("HYV4Model", "Glm5NextModel", "Glm5NextTextModel"):
         _without_streams(decoder)
     if joined.shape[1] > 1:  # it would begin with equal streams
-        decoder.layers[0].register_forward_pre_hook(lambda _, args: (joined[None], *args[1:]))
+        first = joined.flatten(1) if type(decoder).__name__.startswith("Qwen4Exp") else joined
+        decoder.layers[0].register_forward_pre_hook(lambda _, args: (first[None], *args[1:]))
     decoder.layers[-1].register_forward_hook(lambda *call: seen.append(call[-1]))
     with torch.inference_mode():
         made = decoder(inputs_embeds=joined[None, :, 0])

@@ -54,7 +54,6 @@ Prediction layers that are not built, and why:
 | Gemma 4 | its assistants have no keys and values of their own: they read the model's cache |
 | Inkling | its layers have short convolutions, whose states a draft model cannot keep |
 | MiniMax M3 | no public code tells what the tensors in `model.mtp.layers` are |
-| Qwen4Exp | a norm over all residual streams, and gated streams in the draft |
 """
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers

@@ -52,6 +52,7 @@ class Draft(Record):
     owns_table: bool = False  # in a description: if its files have one
     # it reads the target's last hidden state before the final norm; of several residual streams all
     before_norm: bool = False
+    norms_all_streams: bool = False  # the norm of the hidden state is of all streams together
     has_vocab_map: bool = False  # draft token t is target token t + map[t]
     blanks_first: bool = False  # the embedding of the second token is zero
 
@@ -66,7 +67,13 @@ def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
 
 def join_role(draft: Draft) -> str:
     """The role of the projection of hidden states."""
-    return "draft.join" if draft.decoder.streams is None else "draft.join_hidden"
+    return "draft.join" if num_streams(draft.decoder) == 1 else "draft.join_hidden"
+
+
+def num_streams(decoder: Decoder) -> int:
+    """Residual streams between the blocks."""
+    streams = decoder.streams or decoder.gated_streams
+    return 1 if streams is None else streams.count
 
 
 def at_step(draft: Draft, step: int) -> Decoder:

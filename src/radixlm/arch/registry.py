@@ -270,6 +270,7 @@ DRAFTS: dict[str, str] = {
     "Qwen2ForCausalLMEagle": "drafts:qwen2_eagle",
     "Qwen3_5ForCausalLMMTP": "drafts:qwen3_next",
     "Qwen3NextForCausalLMMTP": "drafts:qwen3_next",
+    "Qwen4ExpForCausalLMMTP": "drafts:qwen4_exp",
     "Step3p5MTP": "drafts:step",
 }
 ARCHITECTURES |= dict.fromkeys(DRAFTS, "drafts:refuse_draft")
@@ -300,6 +301,8 @@ MTP_LAYERS: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
     "Qwen3_5ForConditionalGeneration": "drafts:qwen3_next",
     "Qwen3_5MoeForConditionalGeneration": "drafts:qwen3_next",
+    "Qwen4ExpForCausalLM": "drafts:qwen4_exp",
+    "Qwen4ExpForConditionalGeneration": "drafts:qwen4_exp",
     "LongcatFlashForCausalLM": "drafts:longcat",
     "MiMoV2FlashForCausalLM": "drafts:mimo_v2",
     "NemotronHForCausalLM": "drafts:nemotron_h",

@@ -251,8 +251,9 @@ class DecoderModel(Module):
         for those behind layers of models with several residual streams, except all streams behind
         hyper-connections."""
         decoder, layers = self.decoder, needs.layers if needs else ()
-        has_others = decoder.streams and layers != (len(decoder.blocks) - 1,)
-        if layers and (decoder.altup or has_others or decoder.gated_streams or decoder.cycles):
+        has_streams = decoder.streams or decoder.gated_streams
+        has_others = has_streams and layers != (len(decoder.blocks) - 1,)
+        if layers and (decoder.altup or has_others or decoder.cycles):
             raise ConfigError(
                 "--speculative-algorithm: heads cannot read the hidden states of this model, which "
                 "has several residual streams; STANDALONE and NGRAM work"

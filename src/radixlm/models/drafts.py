@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.draft import Draft, at_step, tapped_layers
+from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers
 from radixlm.arch.spec import Attention
 from radixlm.base.record import Record, replace
 from radixlm.layers.attention import AttentionLayer
@@ -67,10 +67,12 @@ class DraftInputs(Module):
 
     def __init__(self, spec: Draft, context: LayerContext) -> None:
         kernels, device, dim = context.kernels, context.device, spec.decoder.dim
-        for name in ("embed_norm", "hidden_norm"):
+        count = num_streams(spec.decoder)
+        wide = count * dim if spec.norms_all_streams else dim
+        for name, width in (("embed_norm", dim), ("hidden_norm", wide)):
             if (norm := getattr(spec, name)) is not None:
-                setattr(self, name, NormLayer(norm, (dim,), kernels, device))
-        if spec.decoder.streams is not None:
+                setattr(self, name, NormLayer(norm, (width,), kernels, device))
+        if count > 1:
             self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
         elif spec.is_projected:
             self.join = context.linear(2 * dim, dim, spec.join_bias)
@@ -243,13 +245,13 @@ class DraftModel(DecoderModel):
         return DraftOutput(self._make_logits(normed_RD), passed_RD)
 
     def _normed(self, x_TD: Tensor) -> Tensor:
-        """What the head reads: of several streams (x [T, N, D]) their sum."""
-        if self.spec.decoder.streams is not None:
+        """What the head reads: of several streams what their end makes of them."""
+        if num_streams(self.spec.decoder) > 1:
             x_TD = self.streams.end(x_TD)
         return self.norm.run(x_TD) if self.spec.decoder.norm.affine else x_TD
 
     def _stream(self, batch: ForwardBatch) -> Tensor:
-        """The residual stream behind the blocks, layer by layer: [T, D], or streams [T, N, D]."""
+        """The residual stream behind the blocks, layer by layer: [T, D], or all streams."""
         assert batch.embeds is not None
         x_TD, pending_TD = batch.embeds.rows_TD, None
         angles = self.ropes.angles(batch)
@@ -258,20 +260,23 @@ class DraftModel(DecoderModel):
         return added(x_TD, pending_TD)
 
     def _inputs(self, batch: ForwardBatch, hidden_TD: Tensor) -> Tensor:
-        """What the first block reads: [T, D], [T, 3 D] of a ``JointBlock`` or streams [T, N, D]."""
-        spec, draft = self.spec, self.draft
+        """What the first block reads: [T, D], [T, 3 D] of a ``JointBlock``, or streams: [T, N, D],
+        gated ones [T, N * D]."""
+        spec, draft, has_streams = self.spec, self.draft, num_streams(self.spec.decoder) > 1
         embeds_TD = self._embed_tokens(batch.token_ids_T)
         if spec.blanks_first:
             embeds_TD = embeds_TD * (batch.positions_T != 1)[:, None].to(embeds_TD.dtype)
         hidden_TD = hidden_TD.to(embeds_TD.dtype)
-        if spec.decoder.streams is not None:
+        if has_streams and not spec.norms_all_streams:
             hidden_TD = hidden_TD.reshape(-1, self.decoder.dim)  # [T * N, D]
         if spec.embed_norm is not None:
             embeds_TD = draft.embed_norm.run(embeds_TD)
         normed_TD = draft.hidden_norm.run(hidden_TD) if spec.hidden_norm is not None else hidden_TD
-        if spec.decoder.streams is not None:
-            both_TND = draft.join_hidden.run(normed_TD).view(len(embeds_TD), -1, self.decoder.dim)
-            return both_TND + draft.join_embed.run(embeds_TD)[:, None]
+        if has_streams:
+            joined = draft.join_hidden.run(normed_TD.reshape(-1, self.decoder.dim))
+            both_TND = joined.view(len(embeds_TD), -1, self.decoder.dim)
+            both_TND = both_TND + draft.join_embed.run(embeds_TD)[:, None]
+            return both_TND if spec.decoder.streams is not None else both_TND.flatten(1)
         if not spec.is_projected:
             residual_TD = normed_TD if spec.residual_is_normed else hidden_TD
             return torch.cat((embeds_TD, normed_TD, residual_TD), -1)

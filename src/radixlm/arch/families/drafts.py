@@ -1,6 +1,6 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
 multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, Bailing,
-LongCat, Nemotron-H, Qwen3-Next and Step checkpoints."""
+LongCat, Nemotron-H, Qwen3-Next, Qwen4Exp and Step checkpoints."""
 
 from typing import Any, NoReturn
 
@@ -246,6 +246,23 @@ def qwen3_next(c: Config) -> Draft:
     count, norm = c.get("mtp_num_hidden_layers", 1), rms(c, offset=1.0)
     blocks = (_last_attending(c, decoder),) * count
     return Draft(replace(decoder, blocks=blocks, names=names), embed_norm=norm, hidden_norm=norm)
+
+
+def qwen4_exp(c: Config) -> Draft:
+    """A layer of chosen attention on several residual streams."""
+    if (count := c.get("mtp_num_hidden_layers", 1)) > 1:
+        raise c.error("mtp_num_hidden_layers", f"= {count} is not supported (must be 0 or 1)")
+    one = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "ple_layer_ids": []}
+    decoder = _target(c.replace(**one))
+    parts = {"join_embed": "fc_embedding", "join_hidden": "fc_hidden"}
+    parts |= {"embed_norm": _PRE_FC[1], "hidden_norm": _PRE_FC[2]}
+    own = {f"draft_{role}": "mtp." + stored for role, stored in parts.items()}
+    moved = _moved(decoder, "mtp.layers.{i}.", **own)
+    names = {role: renamed(name, "model.hyper_", "mtp.hyper_") for role, name in moved.items()}
+    norm = rms(c, offset=1.0)
+    fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
+    return Draft(replace(decoder, names=names), count, embed_norm=norm, hidden_norm=norm,
+                 norms_all_streams=True, **fields)  # fmt: skip
 
 
 def mtp_speculator(c: Config) -> Draft:
