@@ -326,9 +326,9 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
         joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
         stems = (f"{names[0].templates[0]}." for names in joins)
         num = sum(any(stem in name for name in present) for stem in stems)
-        tables = spellings(spec.decoder.names, "embed") if spec.owns_table else ()
-        has_table = any(f"{one.templates[0]}.weight" in present for one in tables)
-        return replace(spec, modules=num or spec.modules, owns_table=has_table)
+        table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
+        has_table = any(name.endswith(f".{table}.weight") for name in present)
+        return replace(spec, modules=num or spec.modules, owns_table=spec.owns_table and has_table)
     if spec.has_vocab_map and "d2t" not in present:
         raise ConfigError(
             f"{FLAG} {folder}: its head has {spec.decoder.vocab} tokens and no tensor 'd2t' that "

@@ -191,10 +191,8 @@ def mimo_v2(c: Config) -> Draft:
     """A window layer with a dense feed-forward. Configs do not say that there are modules."""
     decoder, at = _target(c), f"model.mtp.layers.{STEP}."
     norms: dict[str, Name] = {"norm": at + "final_layernorm", "norm2": at + "pre_mlp_layernorm"}
-    names, block = (
-        _joint(decoder, at, at, _NEXT_N, **norms),
-        replace(_sliding(c, decoder), ffn=mlp(c)),
-    )
+    names = _joint(decoder, at, at, _NEXT_N, **norms)
+    block = replace(_sliding(c, decoder), ffn=mlp(c))
     fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
     return _normed(c, _module(decoder, block, names), c.get(_KEY, 3), **fields)
 
