@@ -39,3 +39,14 @@ def test_another_number_of_requests_is_judged_by_itself() -> None:
     trial = Trial()
     drafted_share(0.9, 500, trial, rows=2)
     assert drafted_share(0.0, 3000, trial, rows=32) < 0.1
+
+
+def test_one_disturbed_step_ends_no_drafts() -> None:
+    trial, num_drafted = Trial(), 0
+    for _ in range(40):
+        drafts = trial.allows()
+        num_drafted += drafts
+        trial.accepted(drafts)
+        seconds = 0.015 * (10 if num_drafted == 2 else 1) if drafts else 0.01
+        trial.observe(1, 1 + drafts, seconds, int(drafts))
+    assert num_drafted > 30

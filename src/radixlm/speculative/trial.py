@@ -16,7 +16,7 @@ class Trial:
     def __init__(self) -> None:
         self._plain_s: dict[int, float] = {}  # of a step for each of its rows
         self._key = self._num_steps = self._num_tokens = self._num_since = 0
-        self._seconds = 0.0
+        self._seconds = self._slowest_s = 0.0  # of the slowest step
         self._num_plain = 0  # plain steps that are still to be measured
         self._was_plain = False
         self._num_off, self._off_steps = 0, _MIN_OFF_STEPS  # steps without drafts; the next time
@@ -55,9 +55,11 @@ class Trial:
         if is_plain:
             return
         if key != self._key:
-            self._key, self._num_steps, self._num_tokens, self._seconds = key, 0, 0, 0.0
+            self._key, self._num_steps, self._num_tokens = key, 0, 0
+            self._seconds = self._slowest_s = 0.0
         self._num_steps, self._num_since = self._num_steps + 1, self._num_since + 1
         self._num_tokens, self._seconds = self._num_tokens + num_rows, self._seconds + seconds
+        self._slowest_s = max(self._slowest_s, seconds)
         if (least_rate := _LEAST_RATES.get(self._num_steps)) is not None:
             self._judge(least_rate, self._num_steps == max(_LEAST_RATES))
 
@@ -65,7 +67,10 @@ class Trial:
         plain_s = self._plain_s.get(self._key)
         if plain_s is None or self._num_since > _MEASURED_EVERY:
             self._num_plain, self._num_since = _PLAIN_STEPS, 0
-        fails = plain_s is not None and plain_s * self._num_tokens < least_rate * self._seconds
+        # without the slowest step, which may have been disturbed
+        num_tokens = self._num_tokens * (1 - 1 / self._num_steps)
+        rest_s = self._seconds - self._slowest_s
+        fails = plain_s is not None and plain_s * num_tokens < least_rate * rest_s
         if fails:
             self._num_off = self._off_steps
             self._off_steps = min(2 * self._off_steps, _MAX_OFF_STEPS)
@@ -73,4 +78,4 @@ class Trial:
             self._off_steps = _MIN_OFF_STEPS
         if fails or is_over:
             self._num_steps = self._num_tokens = 0
-            self._seconds = 0.0
+            self._seconds = self._slowest_s = 0.0
