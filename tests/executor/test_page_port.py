@@ -98,6 +98,15 @@ def test_pages_in_memory_are_copied_without_a_thread(is_on_host: bool) -> None:
     worker.close()
 
 
+def test_a_fault_of_the_pools_is_a_miss_in_the_thread_of_the_steps_too() -> None:
+    table = _Table()
+    worker = PageWorker([_host()], table, 4)
+    port = PagePort(worker)
+    port.send(Get(1, KEYS[:2], np.array([1, 99], np.int32).tobytes()))
+    assert port.poll() == [Done(1, 0)] and not worker._threads
+    worker.close()
+
+
 def test_many_pages_or_those_that_nobody_waits_for_do_not_hold_up_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 
 import numpy as np
@@ -55,6 +56,20 @@ def test_nothing_is_made_when_it_is_over_and_what_is_trimmed_is_gone() -> None:
     memory.trim(2 * 5056)
     assert memory.num_bytes == 2 * 5056
     assert len(memory.take(2)) == 2 and memory.take(1) == []
+
+
+def test_trimmed_memory_goes_back_to_the_system() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+
+    memory, before = RowMemory(1 << 20, 64 << 20), resident()
+    memory.make(lambda: True)
+    if not memory.num_bytes:
+        pytest.skip("Linux before 5.14")
+    assert resident() - before > 48 << 20
+    memory.trim(64 << 20)
+    assert resident() - before < 16 << 20 and not memory.num_bytes
 
 
 def test_pages_and_spare_memory_stay_within_the_budget_and_a_sixteenth() -> None:

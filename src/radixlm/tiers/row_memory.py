@@ -27,7 +27,8 @@ class RowMemory:
         self._stride = -(-row_bytes // _ALIGN) * _ALIGN
         self._num_rows, self._num_made = max_bytes // self._stride, 0
         self._free: deque[int] = deque()  # its methods are atomic
-        self._memory = mmap.mmap(-1, max(1, self._num_rows * self._stride))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages
+        self._memory = mmap.mmap(-1, max(1, self._num_rows * self._stride), flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._address = np.frombuffer(self._memory, np.uint8).__array_interface__["data"][0]

@@ -89,8 +89,7 @@ class _Task:
     def __init__(self, command: Command, answer: Answer, epoch: int, fence: Any) -> None:
         self.command, self.answer, self.epoch, self.fence = command, answer, epoch, fence
         self.start_s = time.perf_counter()
-        self.is_team = False  # carried out by the thread of the steps
-        self.rows: Rows = []  # memory for a Put
+        self.is_team, self.rows = False, list[Payload]()  # by the thread of the steps; of a Put
         self.moved: dict[str, list[float]] = {}  # by tier: pages, bytes, seconds
 
     def note(self, tier: str, pages: int, num_bytes: int, seconds: float) -> None:
@@ -151,9 +150,9 @@ class PageWorker:
                 (room.open_room if command.is_open else room.close_room)(command.room)
             return
         task = _Task(command, answer, self._epoch, self._pages.fence())
-        task.is_team = isinstance(command, Get | Put) and self._is_at_once(task)
+        task.is_team = isinstance(command, Get | Put) and self._is_at_once(task, command)
         if task.is_team:
-            answer(self._do(task))
+            self._carry_out(task)
             return
         name, count = "gets", 1
         if isinstance(command, Put | Admin):
@@ -189,11 +188,10 @@ class PageWorker:
     def _lending(self) -> Lending | None:
         return next((tier for tier in self.tiers[:1] if isinstance(tier, Lending)), None)
 
-    def _is_at_once(self, task: _Task) -> bool:
+    def _is_at_once(self, task: _Task, command: Get | Put) -> bool:
         """Whether to copy pages between pools and memory of the host tier in the thread of the
         steps, which is sooner done than another thread woken; many would hold up the steps."""
-        command, (full, window) = task.command, map(self._pages.nbytes, (0, 1))
-        assert isinstance(command, Get | Put)
+        full, window = map(self._pages.nbytes, (0, 1))
         num_bytes = len(command.keys) * full + len(command.windows) * window
         tier = self._lending
         if tier is None or not self._pages.is_on_host or num_bytes > AT_ONCE_BYTES:
@@ -272,14 +270,17 @@ class PageWorker:
         if name == "puts":
             _be_nice()
         while (task := queue.get()) is not None:
-            try:
-                report = self._do(task)
-            except Exception as error:
-                log.exception("moving pages failed")
-                report = failed(task.command, error)
-            self._cancelled.discard(task.command.job)
-            task.answer(report)
-            del task, report
+            self._carry_out(task)
+            del task
+
+    def _carry_out(self, task: _Task) -> None:
+        try:
+            report = self._do(task)
+        except Exception as error:
+            log.exception("moving pages failed")
+            report = failed(task.command, error)
+        self._cancelled.discard(task.command.job)
+        task.answer(report)
 
     def _do(self, task: _Task) -> Report:
         command = task.command
