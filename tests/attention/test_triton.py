@@ -4,12 +4,12 @@ steps."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 from tests.attention.paged_step import make_batch, new_rows, open_backend, run_step
 from tests.fakes.attention_case import CPU, Case
+from torch import Tensor
 
 from radixlm.base.record import replace
 
@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 
 from radixlm.attention import triton as backend_module
 from radixlm.attention.select import make_backend
-from radixlm.attention.triton import pack_tree_masks
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops import kv
@@ -145,34 +144,6 @@ def test_layers_without_kv_read_those_of_other_layers() -> None:
     torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["plain", "window", "alibi", "deepseek"])
-def test_draft_tokens_in_a_tree_attend_to_their_branch(name: str) -> None:
-    """Each branch as a sequence of its own gives the same result."""
-    site = SITES[name]
-    parents = [-1, 0, 0, 1, 1, 2, 5]
-    before, num_new = 21, len(parents)
-    case = Case.random(site, [(num_new, before), (2, 9)], 4, 8)
-    branches = [[0]]
-    for node in range(1, num_new):
-        branches.append([*branches[parents[node]], node])
-    mask = torch.zeros(num_new, num_new, dtype=torch.bool)
-    for node, branch in enumerate(branches):
-        mask[node, branch] = True
-    depth = torch.tensor([before + len(branch) - 1 for branch in branches])
-    tree = pack_tree_masks(
-        [mask, torch.ones(2, 2).tril().bool()], torch.cat([depth, torch.tensor([9, 10])])
-    )
-    out = run_step("triton", case, site, prepare=lambda backend: backend.set_tree_mask(tree))
-    for node, branch in enumerate(branches):
-        picked = [*range(before), *(before + i for i in branch)]
-        alone = Case([case.q[0][[node]]], [case.k[0][picked]], [case.v[0][picked]], 4, 9)
-        expected = run_step("torch_native", alone, site)
-        torch.testing.assert_close(out[[node]], expected, rtol=1e-4, atol=1e-5)
-    second = Case(case.q[1:], case.k[1:], case.v[1:], 4, 9)
-    expected = run_step("torch_native", second, site)
-    torch.testing.assert_close(out[num_new:], expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["plain", "window"])
 @pytest.mark.parametrize("looks_ahead", [True, False])
 def test_bidirectional_spans(name: str, looks_ahead: bool) -> None:
@@ -242,13 +213,22 @@ def test_replayed_launches_follow_the_lengths() -> None:
     torch.testing.assert_close(out, run_step("torch_native", short, SITE), rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_has_the_same_bits_in_every_batch() -> None:
-    case = Case.random(SITE, [(1, 139), (1, 3), (1, 70)], 16, 13)
-    cut: Any = lambda backend: backend.set_batch_invariant(True)  # noqa: E731
-    whole = run_step("triton", case, SITE, prepare=cut)
-    for row in range(3):
-        one = Case([case.q[row]], [case.k[row]], [case.v[row]], 16, 14)
-        assert torch.equal(run_step("triton", one, SITE, prepare=cut)[0], whole[row])
+@pytest.mark.parametrize("name", ["plain", "window", "everything", "deepseek"])
+def test_a_token_has_the_same_bits_in_every_batch(name: str) -> None:
+    """Beside others, alone, in a shorter chunk and as a decode."""
+    site = SITES[name]
+
+    def run(case: Case) -> Tensor:
+        return run_step("triton", case, site, prepare=lambda b: b.keep_batch_invariant())
+
+    case = Case.random(site, [(1, 139), (37, 70), (1, 3)], 16, 13)
+    whole = run(case).split([1, 37, 1])
+    for row, wanted in enumerate(whole):
+        assert torch.equal(run(Case([case.q[row]], [case.k[row]], [case.v[row]], 16, 14)), wanted)
+    k, v, q = case.k[1], case.v[1], case.q[1]
+    chunk = Case([q[:20]], [k[:-17]], [v[:-17]], 16, 15)
+    assert torch.equal(run(chunk), whole[1][:20])
+    assert torch.equal(run(Case([q[-1:]], [k], [v], 16, 16)), whole[1][-1:])
 
 
 def test_a_step_takes_the_smallest_tile_that_holds_its_sequences() -> None:

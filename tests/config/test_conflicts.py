@@ -113,6 +113,16 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
             {"enable_torch_compile": False},
             "leave out --enable-torch-compile",
         ),
+        (
+            {"enable_deterministic_inference": True, "attention_backend": "torch_native"},
+            {"attention_backend": "cpu"},
+            "its rows depend on the batch; cpu works",
+        ),
+        (
+            {"enable_deterministic_inference": True, "enable_torch_compile": True},
+            {"enable_torch_compile": False},
+            "leave one of them out",
+        ),
         ({"kernel": ["rms_norm"]}, {"kernel": ["rms_norm=reference"]}, "not NAME=VALUE"),
         ({"kernel": ["a=b", "a=c"]}, {"kernel": ["a=b", "c=c"]}, "--kernel sets a twice"),
         ({"logit_processor": ["a=b"]}, {"logit_processor": ["a=b:C"]}, "x=package.mod:Cls works"),

@@ -97,29 +97,8 @@ def test_pieces_are_the_bytes_of_the_page() -> None:
         assert found == rows(source, space, np.array([4], np.int32))[0].tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_unequal_layouts_meet_in_canonical_order(dtype: torch.dtype) -> None:
-    (tiles, cpu), (plain, paged) = make("cpu", dtype, 1), make("paged", dtype, 2)
-    pages = np.array([5, 2, 6], np.int32)
-    for space in (0, 1):
-        assert tiles.canonical_parts(space) == plain.canonical_parts(space)
-        sent = tiles.read_canonical(space, pages)
-        plain.write_canonical(space, np.array([1, 3, 4], np.int32), sent)
-        assert np.array_equal(plain.read_canonical(space, np.array([1, 3, 4], np.int32)), sent)
-    for a, b in zip(cpu[:3], paged[:3], strict=True):
-        for layer in range(len(a.group.layers)):
-            for x, y in zip(a.read(layer, [5, 2, 6]), b.read(layer, [1, 3, 4]), strict=True):
-                assert (x is None and y is None) or torch.equal(x.float(), y.float())
-    part = tiles.canonical_parts(0)[0]  # K of the first layer, head by head
-    head = np.frombuffer(sent.tobytes(), np.uint8)[: 16 * 8 * dtype.itemsize]
-    want = cpu[2].read(0, [5])[0][:, 0].contiguous().view(torch.uint8).numpy().ravel()
-    assert part.shape == (2, 16, 8) and np.array_equal(head, want)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     source, _ = make("cpu", torch.int8, 1)
-    with pytest.raises(InvariantError, match="int8"):
-        source.read_canonical(0, np.array([1], np.int32))
     with pytest.raises(InvariantError, match="other sizes"):
         source.write(0, np.array([1], np.int32), [np.zeros(3, np.uint8)])
 

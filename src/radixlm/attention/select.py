@@ -40,9 +40,11 @@ def make_backend(
     prefill: str | None = None,
     decode: str | None = None,
     sparsity: DoubleSparsity | None = None,
+    is_invariant: bool = False,
 ) -> AttentionBackend:
     """Build the backend called ``name``, or a HybridBackend if ``prefill`` and ``decode`` differ.
-    ``sparsity``: of its layers that see all tokens.
+    ``sparsity``: of its layers that see all tokens. ``is_invariant``: results may not depend on
+    the batch, which those of backends without ``keep_batch_invariant`` never or always do.
     ConfigError for an unknown name, a backend that cannot run here, or two that cannot share a
     pool."""
     prefill, decode = prefill or name, decode or name
@@ -54,6 +56,8 @@ def make_backend(
                 "has no kernel for it; cpu, triton and torch_native have, for both"
             )
         first.sparsity = sparsity
+    if is_invariant and (keep := getattr(first, "keep_batch_invariant", None)) is not None:
+        keep()
     if prefill == decode:
         return first
     second = _make(decode, kv_groups, kernels, device)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.attention import cudnn
@@ -35,7 +34,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import FLOAT8, FLOATS
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.kernels.triton import rope
-from radixlm.kernels.triton.attention_plan import FIXED_SPLITS, UNBOUNDED, Cut, Work, make_plan
+from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
     Cache,
@@ -118,22 +117,22 @@ class TritonBackend(PagedBackend):
             )
         super().__init__(groups, kernels, device)
         self.num_sms, self.is_hopper = _device_properties(device)
-        self.fixed_splits = 0
+        self._is_invariant = False
         self._prepares_qk = kernels.chosen["prepare_qk"] == NAME
         # cache dtypes that the fused prepare kernel can store
         self._storable = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Workspace(device)
         self._tree: TreeMask | None = None
         self._sparse: SparseAttention | None = None
-        self._has_bidirectional = False  # the mask is of bidirectional spans
         self._has_cudnn = True  # until it fails
         self._works: dict[tuple[Cut, bool], Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
-    def set_batch_invariant(self, is_on: bool) -> None:
-        """Split a sequence by its own length only, so that its result is the same in every batch
-        of its kind, at some cost in large batches. Off by default."""
-        self.fixed_splits = FIXED_SPLITS if is_on else 0
+    def keep_batch_invariant(self) -> None:
+        """From now on compute every token by one tile that reads all of its keys in order, so that
+        its bits depend neither on the batch nor on how a prompt is cut. Long contexts of few
+        sequences decode slower: one program reads a whole context."""
+        self._is_invariant, self._has_cudnn, self.num_sms = True, False, 0
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""
@@ -161,17 +160,10 @@ class TritonBackend(PagedBackend):
             tokens, take = self.sparsity.tokens, self._memory.take
             self._sparse = SparseAttention(rows, tokens, take, self.num_sms, self.is_hopper)
         self._tree = bidirectional_mask(batch) if batch.bidirectional_spans else None
-        self._has_bidirectional = bool(batch.bidirectional_spans)
         batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares_qk else None
 
-    def set_tree_mask(self, tree: TreeMask | None) -> None:
-        """Set which of the step's own tokens each one sees (tree attention of speculative
-        decoding); call it after ``begin``."""
-        self._tree, self._has_bidirectional = tree, False
-        self._launches = {}
-
     def _tree_of(self, site: AttentionSite) -> TreeMask | None:
-        return None if self._has_bidirectional and not site.looks_ahead else self._tree
+        return self._tree if site.looks_ahead else None
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -322,11 +314,13 @@ class TritonBackend(PagedBackend):
         launches = []
         extras = has_extras(site, has_tree)
         tiles = tiles_of(site.head_dim, dtype, extras, self.is_hopper, cache_dtype)
-        for tile, queries in phases(site, tiles, batch, has_tree):
+        whole = [(tiles[-1], (1, UNBOUNDED))]
+        cuts = whole if self._is_invariant else phases(site, tiles, batch, has_tree)
+        for tile, queries in cuts:
             shape = Shape(site, tile)
             cut = cut_of(
                 shape, self.num_sms, batch.num_tokens, batch.num_sequences, max_len,
-                queries, self.fixed_splits, batch.max_query_len if has_tree else 0,
+                queries, batch.max_query_len if has_tree else 0,
             )  # fmt: skip
             num_units = cut.max_units(batch.num_tokens, batch.num_sequences)
             work = self._work(cut, num_units, batch, site)
@@ -392,15 +386,6 @@ def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
     word_W = torch.arange(num_words, device=device) * 32
     num_bits_TW = ((end_T - start_T)[:, None] - word_W).clamp(0, 32)
     return TreeMask(((1 << num_bits_TW) - 1).to(torch.int32), positions_T)
-
-
-def pack_tree_masks(masks: Sequence[Tensor], positions_T: Tensor) -> TreeMask:
-    """One bool [n, n] for each sequence, of its n new tokens: whether row i sees column j."""
-    width = -(-max(mask.shape[0] for mask in masks) // 32) * 32
-    rows = [F.pad(mask, (0, width - mask.shape[1])) for mask in masks]
-    bit_32 = 1 << torch.arange(32, device=positions_T.device)
-    bits_TW = (torch.cat(rows).view(-1, width // 32, 32) * bit_32).sum(-1)
-    return TreeMask(bits_TW.to(torch.int32), positions_T)
 
 
 def cache_of(pool: PagedPool, site: AttentionSite) -> Cache:

@@ -181,6 +181,26 @@ def triton_problems(config: ServerConfig) -> Iterator[str]:
         )
 
 
+def invariance_problems(config: ServerConfig) -> Iterator[str]:
+    """Kernels whose results depend on the batch."""
+    e = config.execute
+    if not e.enable_deterministic_inference:
+        return
+    works = "triton" if e.device == "cuda" else "cpu"
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        if (backend := config.value(name)) not in (None, works, "triton"):
+            yield (
+                "--enable-deterministic-inference cannot be combined with "
+                f"{options()[name].dashed} {backend}: its rows depend on the batch; {works} works"
+            )
+            return
+    if e.enable_torch_compile:
+        yield (
+            "--enable-deterministic-inference: --enable-torch-compile computes a step's rows by "
+            "kernels that depend on their number; leave one of them out"
+        )
+
+
 def bucket_problems(config: ServerConfig) -> Iterator[str]:
     """Rules and lists of histogram buckets."""
     o = config.observe
@@ -272,6 +292,7 @@ Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
     triton_problems,
+    invariance_problems,
     kv_events_problems,
     conflict_problems,
     rank_problems,

@@ -121,6 +121,10 @@ class ExecuteConfig(Group):
         "Fail a request whose logits are NaN; always on for CPUs.",
         Flag(only_device="cuda"),
     ] = False
+    enable_deterministic_inference: Annotated[
+        bool,
+        "Compute a token to the same bits in every batch; with the CPU kernels it is always so.",
+    ] = False
     disable_cuda_graph: Annotated[bool, "Launch kernels one by one.", Flag(only_device="cuda")] = (
         False
     )

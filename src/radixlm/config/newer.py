@@ -112,7 +112,6 @@ _NO_EFFECT: Mapping[str, str] = {
         keep_mm_feature_on_device mm_feature_transport mm_global_cache_backend
         mm_preprocess_cache_size_mb trust_mm_content_hashes""",
     "products and sums keep their full precision": "enable_tf32_matmul",
-    "a token's numbers never depend on its batch": "enable_deterministic_inference",
     "/v1/responses always stores responses": "enable_response_store",
     "the items of /v1/score are computed one by one": "enable_mis",
     "there is no route for speech in real time": """

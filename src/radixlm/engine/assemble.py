@@ -50,6 +50,7 @@ from radixlm.engine.occupation import Occupation
 from radixlm.engine.packed_weights import PackedWeights, available_bytes
 from radixlm.engine.parts import (
     EngineParts,
+    invariant_kernels,
     make_features,
     make_kv_manager,
     make_processors,
@@ -139,6 +140,7 @@ def _load_models(
 ) -> _Models:
     started_s = time.perf_counter()
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
+    overrides = invariant_kernels(config, info) | overrides
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         experts = ExpertPlaces(config.parallel, peers.ranks)
@@ -375,7 +377,8 @@ def _attention(
     name = execute.attention_backend or "torch_native"
     heads = own_kv_heads(info.decoder, ranks.attn)
     sparsity = load_sparsity(execute, model.kv_groups, heads)
-    return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity)
+    is_invariant = execute.enable_deterministic_inference
+    return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity, is_invariant)
 
 
 def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> dict[str, Any]:

@@ -104,10 +104,6 @@ class NodeAgent:
         self._woken, self._wake = socket.socketpair()
         self._is_stopping = False
 
-    @property
-    def has_joined(self) -> bool:
-        return bool(self._generation)
-
     def stop(self) -> None:
         """Have ``run`` return."""
         self._is_stopping = True

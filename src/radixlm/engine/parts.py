@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.chunk import ChunkCache
@@ -59,6 +61,8 @@ from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 if TYPE_CHECKING:  # torch's compiler takes a second to import
     from radixlm.models.compiled import CompiledSteps
 
+log = logging.getLogger(__name__)
+
 
 class EngineParts(Record):
     """What stays when a scheduler is replaced. ``steps`` runs the model's steps, if not the
@@ -76,6 +80,27 @@ class EngineParts(Record):
     draft: LoadedDraft | None = None
     recorder: ExpertRecorder | None = None
     dump: TensorDump | None = None
+
+
+def invariant_kernels(config: ServerConfig, info: ModelInfo) -> Mapping[str, str]:
+    """Kernels by op that --enable-deterministic-inference asks for: none on the CPU path, which is
+    always batch invariant. A warning names what still runs in torch."""
+    execute = config.execute
+    if not execute.enable_deterministic_inference or execute.attention_backend != "triton":
+        return {}
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    uncovered = [
+        *(["recurrent layers"] if has_states else []),
+        *(["adapters"] if config.adapters.enable_lora else []),
+        *(["images, video and audio"] if info.media is not None else []),
+    ]
+    if uncovered:
+        log.warning(
+            "--enable-deterministic-inference: %s run in torch, where a token's last bits may "
+            "depend on its batch",
+            ", ".join(uncovered),
+        )
+    return dict.fromkeys(INVARIANT_OPS, INVARIANT)
 
 
 def make_runner(

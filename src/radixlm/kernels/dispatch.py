@@ -21,6 +21,8 @@ from radixlm.kernels.ops import activation, embedding, linear, lora, moe, norm, 
 log = logging.getLogger(__name__)
 
 REFERENCE = "reference"
+INVARIANT = "invariant"  # rows have the same bits in every batch
+INVARIANT_OPS = ("pack_linear", "pack_gated", "pack_tied", "pack_head_linear", "pack_experts")
 
 # device type -> (extension that must import, modules that register implementations)
 BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -41,6 +43,9 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 # explicitly: interpreted kernels (TRITON_INTERPRET=1) are for tests
 NAMED_BACKENDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("cpu", "triton"): BACKENDS["cuda"][0],
+    **dict.fromkeys(
+        (("cpu", INVARIANT), ("cuda", INVARIANT)), ("triton", ("radixlm.kernels.triton.invariant",))
+    ),
 }
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from radixlm.base.errors import InvariantError
 from radixlm.base.record import Record
-from radixlm.kernels.ops.kv import SCALED
 from radixlm.pools.pool import KvPool
 from radixlm.pools.state import StatePool
 
@@ -60,19 +59,6 @@ class _Part(Record, eq=False):
                 np.copyto(pool[:, page], self.of(row))
             else:
                 np.copyto(self.of(row), pool[:, page])
-
-
-class CanonicalPart(Record):
-    """Some of a page's bytes in canonical order: K or V of a layer (number in the pool), [heads,
-    tokens, channels] of a dtype."""
-
-    group: int
-    layer: int
-    is_value: bool
-    shape: tuple[int, int, int]
-    dtype: str
-    start: int
-    end: int
 
 
 class PageBytes:
@@ -194,60 +180,6 @@ class PageBytes:
             part.data_LPR.index_copy_(1, index, rows.contiguous())
         assert self._stream is not None
         self._stream.synchronize()
-
-    # ---- pages between unequal layouts -----------------------------------------------------------
-
-    def canonical_parts(self, space: int) -> tuple[CanonicalPart, ...]:
-        """What ``read_canonical`` gives: [layer][k, v][head][token][channel]. InvariantError for
-        int8 and int4, whose rows would be rounded anew."""
-        parts: list[CanonicalPart] = []
-        at = 0
-        for pool in self._own(space):
-            group, dtype = pool.group, str(pool.dtype).removeprefix("torch.")
-            for layer in range(len(group.layers)):
-                for is_value in (False,) if group.latent else (False, True):
-                    channels = group.v_dim if is_value else group.head_dim
-                    shape = (group.kv_heads, pool.page_size, channels)
-                    end = at + int(np.prod(shape)) * pool.dtype.itemsize
-                    parts.append(CanonicalPart(group.index, layer, is_value, shape, dtype, at, end))
-                    at = end
-        return tuple(parts)
-
-    @torch.inference_mode()
-    def read_canonical(self, space: int, pages: Pages) -> Bytes:
-        """Pages in an order that all layouts share: uint8 [n, bytes]."""
-        parts, n = self.canonical_parts(space), len(pages)
-        out = np.empty((n, parts[-1].end if parts else 0), np.uint8)
-        for part in parts:
-            pool = self._pool_of(space, part.group)
-            stored = pool.read(part.layer, pages.tolist())[part.is_value]
-            assert stored is not None
-            heads, tokens, channels = part.shape
-            rows = stored.view(n, tokens, heads, channels).transpose(1, 2).contiguous()
-            out[:, part.start : part.end] = rows.view(torch.uint8).cpu().numpy().reshape(n, -1)
-        return out
-
-    @torch.inference_mode()
-    def write_canonical(self, space: int, pages: Pages, data: Bytes) -> None:
-        """The inverse of ``read_canonical``."""
-        parts, n = self.canonical_parts(space), len(pages)
-        found: dict[tuple[int, int], list[Tensor]] = {}
-        for part in parts:
-            dtype = getattr(torch, part.dtype)
-            flat = torch.from_numpy(np.ascontiguousarray(data[:, part.start : part.end]))
-            rows = flat.view(dtype).view(n, *part.shape).transpose(1, 2).flatten(0, 1)
-            found.setdefault((part.group, part.layer), []).append(rows.to(self._device))
-        for (group, layer), (k, *v) in found.items():
-            self._pool_of(space, group).write(layer, pages.tolist(), k, v[0] if v else None)
-
-    def _own(self, space: int) -> list[KvPool]:
-        pools = [pool for its, pool in self._pools if its == space]
-        if any(pool.dtype in SCALED for pool in pools):
-            raise InvariantError("an int8 or int4 KV cache moves between equal layouts only")
-        return pools
-
-    def _pool_of(self, space: int, group: int) -> KvPool:
-        return next(pool for pool in self._own(space) if pool.group.index == group)
 
 
 def _tensors(pool: KvPool) -> list[Tensor]:

@@ -145,15 +145,6 @@ class Call:
                     return max(0, int(place[key]))  # below 0 it would give back more than was taken
         return 128
 
-    def spliced(self, extra: Mapping[str, Any]) -> bytes:
-        """The body with ``extra`` after its first brace. A field that the client sent too stands
-        twice, and readers take the last: leave those out of ``extra``, or use ``overridden``."""
-        if not extra:
-            return self.body
-        head, brace, tail = self.body.partition(b"{")
-        comma = b"," if tail.lstrip()[:1] != b"}" else b""
-        return head + brace + orjson.dumps(extra)[1:-1] + comma + tail
-
     def overridden(self, extra: Mapping[str, Any]) -> bytes:
         """The body with ``extra`` before its last brace, where it wins over the client's fields."""
         if not extra:

@@ -16,16 +16,6 @@ def act_mul(
     return _run(x_T2I, x_T2I.shape[1] // 2, act_code(act, True), True, out, limit)
 
 
-def silu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
-    """``silu(gate) * up``."""
-    return act_mul(x_T2I, "silu_mul", out=out)
-
-
-def gelu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
-    """``gelu(gate) * up`` with the exact gelu."""
-    return act_mul(x_T2I, "gelu_mul", out=out)
-
-
 def activate(x_TI: Tensor, act: str, out: Tensor | None = None) -> Tensor:
     """A plain activation of ``linear.ACT_CODE``, elementwise."""
     return _run(x_TI, x_TI.shape[1], act_code(act, False), False, out)

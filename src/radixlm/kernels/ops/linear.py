@@ -69,21 +69,21 @@ def _quantized(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> DequantLin
 class Gated:
     """``act(gate) * up`` after a linear map that gives [gate, up]."""
 
-    def __init__(self, packed: PackedLinear, act: str, limit: GateLimit = NO_LIMIT) -> None:
-        self._packed, self._act, self._limit = packed, act, limit
-        self.out_features = packed.out_features // 2
+    def __init__(self, inner: PackedLinear, act: str, limit: GateLimit = NO_LIMIT) -> None:
+        self.inner, self._act, self._limit = inner, act, limit
+        self.out_features = inner.out_features // 2
 
     def run(self, x_TI: Tensor) -> Tensor:
-        return activate_gated(self._packed.run(x_TI), self._act, *self._limit)
+        return activate_gated(self.inner.run(x_TI), self._act, *self._limit)
 
     def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
         """As ``run``, with ``change`` called on [gate, up] before the activation."""
-        h_T2O = self._packed.run(x_TI)
+        h_T2O = self.inner.run(x_TI)
         change(h_T2O)
         return activate_gated(h_T2O, self._act, *self._limit)
 
     def unpack(self) -> Tensor:
-        return self._packed.unpack()
+        return self.inner.unpack()
 
 
 def pack_gated(

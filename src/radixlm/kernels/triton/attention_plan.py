@@ -19,13 +19,12 @@ from radixlm.base.record import Record
 from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
 from radixlm.kernels.triton.variant import Variant
 
-FIXED_SPLITS = 32  # splits of a sequence, at max_queries, if other sequences have no influence
 UNBOUNDED = 1 << 30
 _FEW, _MANY = 256, 1024  # sequences that the kernel takes at a time, in steps of few and of many
 
 _VIEWS = ["query_start", "kv_len", "unit_row", "unit_number", "splits", "split_len", "num_units"]
 _SIZES = ["num_rows", "min_queries", "max_queries", "workers", "min_split_len", "span",
-          "fixed_splits", "tokens", "keys"]  # fmt: skip
+          "tokens", "keys"]  # fmt: skip
 
 
 @triton.jit
@@ -44,14 +43,13 @@ def _rows(
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def plan_kernel(
     query_start, kv_len, unit_row, unit_number, splits, split_len, num_units,
-    num_rows, min_queries, max_queries, workers, min_split_len, span, fixed_splits, tokens, keys,
+    num_rows, min_queries, max_queries, workers, min_split_len, span, tokens, keys,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows with ``min_queries`` to ``max_queries`` query tokens, in blocks of ``tokens``. What a
     block reads is up to ``span`` long and is cut into parts of a multiple of ``keys``, at least
-    ``min_split_len``. ``fixed_splits`` > 0: the cut depends on the row's own length only. Rows of a
-    token or none (padding of a graph) take a unit each and change nobody's cut. BLOCK rows at a
-    time."""
+    ``min_split_len``. Rows of a token or none (padding of a graph) take a unit each and change
+    nobody's cut. BLOCK rows at a time."""
     lane = tl.arange(0, BLOCK)
     read = tl.zeros([BLOCK], tl.int64)
     for begin in range(0, num_rows, BLOCK):
@@ -67,9 +65,7 @@ def plan_kernel(
         blocks, length = _rows(
             query_start, kv_len, row, num_rows, min_queries, max_queries, span, tokens
         )
-        own = (length + fixed_splits - 1) // tl.maximum(fixed_splits, 1)
-        part = tl.where(fixed_splits > 0, own, share)
-        part = (tl.maximum(part, min_split_len) + keys - 1) // keys * keys
+        part = (tl.maximum(share, min_split_len) + keys - 1) // keys * keys
         parts = tl.where(blocks > 0, tl.maximum((length + part - 1) // part, 1), 0)
         tl.store(splits + row, parts, mask=row < num_rows)
         tl.store(split_len + row, part, mask=row < num_rows)
@@ -116,14 +112,13 @@ class Cut(Record):
     span: int = UNBOUNDED
     min_queries: int = 1
     max_queries: int = UNBOUNDED
-    fixed_splits: int = 0
 
     def max_units(self, num_tokens: int, num_rows: int) -> int:
         """The largest number of units that a step of so many tokens and sequences can have."""
         blocks = num_rows + max(0, num_tokens - num_rows) // self.tokens
         if self.min_split_len >= UNBOUNDED:
             return blocks
-        return blocks * self.fixed_splits if self.fixed_splits else blocks + self.workers
+        return blocks + self.workers
 
 
 def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) -> None:
@@ -133,7 +128,7 @@ def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) ->
     plan_kernel[(1,)](
         query_start_S1, kv_len_S, work.unit_row_U, work.unit_number_U, work.splits_S,
         work.split_len_S, work.num_units_1, num_rows, cut.min_queries, cut.max_queries, cut.workers,
-        cut.min_split_len, cut.span, cut.fixed_splits, cut.tokens, cut.keys,
+        cut.min_split_len, cut.span, cut.tokens, cut.keys,
         BLOCK=block, num_warps=_num_warps(block),
     )  # fmt: skip
 

@@ -282,14 +282,13 @@ def cut_of(
     num_rows: int,
     max_len: int,
     queries: tuple[int, int] = (1, UNBOUNDED),
-    fixed_splits: int = 0,
     num_ahead: int = 0,
 ) -> Cut:
     """How a step is cut for one shape, from what is known without looking at lengths.
 
-    ``num_sms`` of the device; ``max_len``: most tokens that a sequence can have; ``queries``: least
-    and largest number of query tokens of the sequences that take part; ``num_ahead``: most of the
-    step's own tokens that a token sees behind itself."""
+    ``num_sms`` of the device, 0 to split no sequence; ``max_len``: most tokens that a sequence can
+    have; ``queries``: least and largest number of query tokens of the sequences that take part;
+    ``num_ahead``: most of the step's own tokens that a token sees behind itself."""
     is_small = shape.tile.rows <= 16
     num_programs = num_sms * (2 if is_small else 1)
     workers = max(1, num_programs // shape.lanes)
@@ -297,18 +296,9 @@ def cut_of(
     span = span_of(shape.site, shape, num_ahead)
     blocks = max(num_rows, num_tokens // shape.tokens) if queries == (1, UNBOUNDED) else 0
     is_full = not is_small and blocks * shape.lanes >= num_programs
-    if is_full or min(max_len, span) <= min_split_len:
+    if is_full or not num_sms or min(max_len, span) <= min_split_len:
         min_split_len = UNBOUNDED
-    return Cut(
-        shape.tokens,
-        shape.tile.keys,
-        workers,
-        min_split_len,
-        span,
-        queries[0],
-        queries[1],
-        fixed_splits,
-    )
+    return Cut(shape.tokens, shape.tile.keys, workers, min_split_len, span, *queries)
 
 
 def variants() -> tuple[Variant, ...]:

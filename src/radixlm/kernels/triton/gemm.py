@@ -103,6 +103,7 @@ TABLES: Mapping[int, Table] = {
     kinds.FP8_BLOCK_WIDE: _DEQUANTIZED,
     kinds.INT4_SHIFTED: _DEQUANTIZED,
 }
+INVARIANT_ROWS = 64  # rows of the tile that all batches share, if results may not depend on them
 _NARROW_OUT = 64 * 132  # outputs that leave some of 132 SMs idle with tiles of 64
 
 
@@ -157,10 +158,17 @@ def _fit(
     return Tile(tile.m, n, k, warps, tile.stages, tile.rows_in_turn)
 
 
-def product(x_MK: Tensor, packed: Packed, x_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[M, width] of dense weights. ``x_scale`` belongs to a quantized x."""
+def product(
+    x_MK: Tensor,
+    packed: Packed,
+    x_scale: Tensor | None,
+    dtype: torch.dtype,
+    tile_rows: int | None = None,
+) -> Tensor:
+    """[M, width] of dense weights. ``x_scale`` belongs to a quantized x; ``tile_rows``: M that the
+    tile is chosen for, if not that of x."""
     rows = x_MK.shape[0]
-    tile = choose_tile(packed, rows, x_MK.dtype)
+    tile = choose_tile(packed, tile_rows or rows, x_MK.dtype)
     out = torch.empty(rows, packed.width, dtype=dtype, device=x_MK.device)
     if rows:
         _launch(x_MK, packed, x_scale, out, tile, rows, triton.cdiv(rows, tile.m))

@@ -23,7 +23,7 @@ from radixlm.kernels.ops import linear as reference
 from radixlm.kernels.ops.quantized import FORMATS, QuantScales
 from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import QUANTIZED_X, Packed, fits, product
+from radixlm.kernels.triton.gemm import INVARIANT_ROWS, QUANTIZED_X, Packed, fits, product
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_int import dequantize, scaled
 from radixlm.kernels.triton.gemm_pack import dequantize as unpack_weights
@@ -49,9 +49,19 @@ class PlainLinear(reference.ReferenceLinear):
         bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
         super().__init__(weight_OI, bias_O)
         self._splits = SPLITS.get((weight_OI.shape[0], weight_OI.shape[1]), 0)
+        self._packed: Packed | None = None
+
+    def keep_batch_invariant(self) -> None:
+        """From now on compute every row by one kernel with one tile."""
+        bias = None if self.bias_O is None else self.bias_O.float()[None]
+        num_out, num_in = self.weight_OI.shape
+        self._packed = Packed(kinds.PLAIN, self.weight_OI[None], None, bias, num_out, num_in)
 
     def run(self, x_TI: Tensor) -> Tensor:
         """See PackedLinear."""
+        if self._packed is not None:
+            y = _run_invariant(self._packed, _flat(x_TI))
+            return y.view(*x_TI.shape[:-1], self.out_features)
         if self._splits and x_TI.ndim == 2 and 0 < x_TI.shape[0] <= MAX_ROWS:
             if x_TI.dtype == self.weight_OI.dtype and x_TI.stride(1) == 1:
                 return skinny(x_TI, self.weight_OI, self.bias_O, self._splits)
@@ -63,7 +73,7 @@ class TritonGated(reference.Gated):
 
     def run(self, x_TI: Tensor) -> Tensor:
         """See PackedLinear."""
-        return activation.activate_gated(self._packed.run(x_TI), self._act)
+        return activation.activate_gated(self.inner.run(x_TI), self._act)
 
 
 class QuantizedLinear:
@@ -79,11 +89,13 @@ class QuantizedLinear:
                 packed.data.device
             )  # synchronizes, which is not possible while a graph is captured
 
+    def keep_batch_invariant(self) -> None:
+        """From now on compute every row by one kernel with one tile."""
+        self._run = lambda self, x: _run_invariant(self.packed, x)
+
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x."""
-        x = x_TI.reshape(-1, x_TI.shape[-1])
-        x = x if x.stride(1) == 1 else x.contiguous()
-        y = self._run(self, x)
+        y = self._run(self, _flat(x_TI))
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -103,6 +115,16 @@ class QuantizedLinear:
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The bias of torch's products."""
         return None if self._bias is None else self._bias.to(dtype)
+
+
+def _flat(x: Tensor) -> Tensor:
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _run_invariant(packed: Packed, x: Tensor) -> Tensor:
+    values, scale = moe.quantized(x, packed)
+    return product(values, packed, scale, x.dtype, INVARIANT_ROWS)
 
 
 def _run_dequantized(linear: QuantizedLinear, x: Tensor) -> Tensor:

@@ -24,7 +24,13 @@ from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
 from radixlm.kernels.ops.quantized import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import CODES, SWISH, gated_pairs
-from radixlm.kernels.triton.gemm import Packed, choose_tile, fits, product_by_expert
+from radixlm.kernels.triton.gemm import (
+    INVARIANT_ROWS,
+    Packed,
+    choose_tile,
+    fits,
+    product_by_expert,
+)
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_pack import pack
 from radixlm.kernels.triton.mode import runs_on
@@ -74,6 +80,7 @@ class TritonExperts:
     def __init__(self, up: Packed, down: Packed) -> None:
         self.up, self.down = up, down
         self.num_experts = int(up.data.shape[0])
+        self._tile_rows: int | None = None
         sizes = (up.num_out, up.num_in, down.num_out, down.num_in)
         self._fits_torch = (
             up.kind == down.kind == kinds.PLAIN
@@ -84,6 +91,10 @@ class TritonExperts:
             and hasattr(F, "grouped_mm")
         )
 
+    def keep_batch_invariant(self) -> None:
+        """From now on take one way with one tile, whatever the batch."""
+        self._tile_rows = INVARIANT_ROWS
+
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """See kernels/ops/moe.py."""
         x_TD = x_TD if x_TD.stride(-1) == 1 else x_TD.contiguous()
@@ -91,6 +102,8 @@ class TritonExperts:
         if not x_TD.shape[0]:
             return torch.empty_like(x_TD)
         tokens = x_TD.shape[0]
+        if self._tile_rows is not None:
+            return self.run_sorted(x_TD, weights_TK, ids_TK)
         if tokens <= GEMV_TOKENS and self.up.act in SWISH:
             return self.run_few(x_TD, weights_TK, ids_TK)
         is_known = self._fits_torch and x_TD.is_cuda and x_TD.dtype == torch.bfloat16
@@ -106,18 +119,18 @@ class TritonExperts:
         """Slots sorted by expert and padded to tiles. The first product applies the activation, the
         second one the routing weights."""
         tokens, top_k = ids_TK.shape
-        rows = -(-tokens * top_k // self.num_experts)
-        busy = min(self.num_experts, tokens * top_k)
+        rows = self._tile_rows or -(-tokens * top_k // self.num_experts)
+        busy = self.num_experts if self._tile_rows else min(self.num_experts, tokens * top_k)
         up_tile = choose_tile(self.up, rows, x_TD.dtype, busy)
         down_tile = choose_tile(self.down, rows, x_TD.dtype, busy)
         aligned = align(ids_TK, self.num_experts, up_tile.m)
         h_SI = x_TD.new_empty(tokens * top_k, self.up.width)
-        x, x_scale = _quantized(x_TD, self.up)
+        x, x_scale = quantized(x_TD, self.up)
         product_by_expert(x, self.up, aligned, up_tile, h_SI, top_k=top_k, x_scale=x_scale)
         if down_tile.m != up_tile.m:  # kinds that differ
             aligned = align(ids_TK, self.num_experts, down_tile.m)
         out_SD = x_TD.new_empty(tokens * top_k, self.down.width)
-        h, h_scale = _quantized(h_SI, self.down)
+        h, h_scale = quantized(h_SI, self.down)
         product_by_expert(
             h, self.down, aligned, down_tile, out_SD,
             top_k=1, x_scale=h_scale, row_weights=weights_TK,
@@ -144,7 +157,7 @@ class TritonExperts:
         return out_TD
 
 
-def _quantized(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
+def quantized(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
     """x in the format that products with ``packed`` take, and its scale."""
     if packed.kind == kinds.W8A8:
         return quantize_rows(x, torch.int8)
