@@ -81,7 +81,7 @@ def test_mapped_flags(words: list[str], name: str, value: object) -> None:
         ["--model-config-parser", "hf"],
         ["--no-enable-http2"],
         ["--grpc-port", "None"],
-        ["--media-url-max-file-size-mb=64"],
+        ["--msprobe-dump-config=none"],
         ["--dllm-fdfo"],
         ["--prefill-delayer-max-delay-passes", "-1"],
     ],

@@ -153,6 +153,19 @@ def test_only_regular_files_are_read(name: str, tmp_path: Path) -> None:
             fetch(path, rules, "x")
 
 
+@pytest.mark.parametrize(
+    ("host", "is_allowed"),
+    [("a.test", True), ("img.a.test", True), ("xa.test", False), ("a.test.b", False)],
+)
+def test_domains(host: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only hosts of these domains are asked; their names are looked up afterwards."""
+    monkeypatch.setattr(module, "_address", lambda *_: (_ for _ in ()).throw(OSError("asked")))
+    rules = FetchRules(domains=("a.test",))
+    why = "cannot be fetched" if is_allowed else "--allowed-media-domains"
+    with pytest.raises(InvalidRequest, match=why):
+        fetch(f"http://{host}/x.png", rules, "here")
+
+
 def test_a_file_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of /proc say that they are empty; others may grow while they are read."""
     large = tmp_path / "a.png"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.media import MediaSource, sources_of
+from radixlm.entrypoints.media import MediaReader, MediaSource, sources_of
 from radixlm.entrypoints.native.request import read_generate
+from radixlm.multimodal.fetch import FetchRules
 
 
 class Reader:
@@ -82,3 +83,11 @@ def test_native_fields_name_media_for_each_prompt() -> None:
     for bad in ({"audio_data": 3}, {"video_data": [[]]}, {"image_data": [["a"]]}):
         with pytest.raises(InvalidRequest, match="must hold URLs"):
             read_generate({"text": "a", **bad})
+
+
+async def test_media_beyond_the_limit_are_refused_before_they_are_fetched() -> None:
+    reader = MediaReader(cast(Any, None), FetchRules(), (1, 0, 1), 10, {"image": 1, "audio": 0})
+    sources = [MediaSource("http://10.0.0.1/x.png", f"messages[{i}]") for i in range(2)]
+    with pytest.raises(InvalidRequest, match=r"2 image inputs; .* allows 1") as refused:
+        await reader.prompt("a", sources, add_special_tokens=False)
+    assert refused.value.param == "messages[0]"

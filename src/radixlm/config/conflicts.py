@@ -1,5 +1,6 @@
 """Options that exclude each other, each pair with its reason, and rules for single options."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _RANKS = "every rank is a process of its own"
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
 _COMPILED = "a compiled step does not wait for weights that are copied meanwhile"
 _NO_TREE = "without the radix tree there is no prefix to keep"
+LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 TAKEN_LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "dp_rank", "le")
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -225,13 +227,26 @@ def label_problems(config: ServerConfig) -> Iterator[str]:
     labels = o.tokenizer_metrics_allowed_customer_labels or ()
     for place, label in enumerate(labels):
         is_taken = label.startswith("__") or label in TAKEN_LABELS or label in labels[:place]
-        if is_taken or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", label):
+        if is_taken or not LABEL.fullmatch(label):
             flag = "--tokenizer-metrics-allowed-customer-labels"
             yield f"{flag} {label}: no name of a new Prometheus label; {flag} customer team works"
+    for label, value in json.loads(o.extra_metric_labels or "{}").items():
+        is_taken = label.startswith("__") or label in TAKEN_LABELS or label in labels
+        if is_taken or not isinstance(value, str) or not LABEL.fullmatch(label):
+            flag = "--extra-metric-labels"
+            yield f'{flag} {label}: no new Prometheus label and its text; {{"team": "a"}} works'
     header = o.tokenizer_metrics_custom_labels_header
     if not re.fullmatch("[!#$%&'*+.^_`|~0-9A-Za-z-]+", header):
         flag = "--tokenizer-metrics-custom-labels-header"
         yield f"{flag} {header!r}: no name of an HTTP header; x-customer-labels works"
+
+
+def media_problems(config: ServerConfig) -> Iterator[str]:
+    """The JSON of --limit-mm-data-per-request."""
+    for kind, most in json.loads(config.media.limit_mm_data_per_request or "{}").items():
+        is_number = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+        if kind not in ("image", "video", "audio") or not is_number:
+            yield f'--limit-mm-data-per-request {kind!r}: {most!r}; {{"image": 4}} works'
 
 
 def kv_events_problems(config: ServerConfig) -> Iterator[str]:
@@ -300,6 +315,7 @@ RULES: tuple[Rule, ...] = (
     schedule_problems,
     bucket_problems,
     label_problems,
+    media_problems,
     adapter_problems,
     name_problems,
     key_problems,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import Flag, Group
+from radixlm.config.flag import POSITIVE, Flag, Group
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -32,3 +32,15 @@ class MediaConfig(Group):
         "Folders whose files requests may name; without a value any file and private addresses.",
         Flag(const=("/",)),
     ] = None
+    limit_mm_data_per_request: Annotated[
+        str | None,
+        'JSON object: the most images, videos and audios of a request, such as {"image": 4}.',
+        Flag(is_json=True),
+    ] = None
+    allowed_media_domains: Annotated[
+        tuple[str, ...] | None,
+        "Domains that media are fetched from, their subdomains included; any when unset.",
+    ] = None
+    media_url_max_file_size_mb: Annotated[
+        int, "Largest image, video or audio of a request, in MiB.", Flag(within=POSITIVE)
+    ] = 32

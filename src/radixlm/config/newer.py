@@ -49,6 +49,7 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
         "priority_scheduling_preemption_threshold",
         {"true": 1 << 40, "false": None},
     ),
+    "hf_chat_template_name": ("chat_template", None),
     "image_processor_backend": (
         "disable_fast_image_processor",
         {"pil": True, "auto": None, "torchvision": None},
@@ -99,6 +100,8 @@ _NO_EFFECT: Mapping[str, str] = {
         engine_info_bootstrap_port ple_offload_backend ple_offload_dir ple_offload_embedding
         startup_weight_load_mode weight_loader_drop_cache_after_load
         weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads""",
+    "requests of the lowest priority are retracted first with --enable-priority-scheduling": """
+        retraction_policy""",
     "prompts and decodes share a step, within --max-prefill-tokens": """
         min_free_slots_delay prefill_decode_interval prefill_max_requests""",
     "which cached prefix is evicted first changes no answer": """
@@ -217,23 +220,17 @@ _REFUSED: Mapping[str, str] = {
     "other numbers in some models": """
         enable_deepseek_v4_fp4_indexer enable_fp32_lm_head enable_precise_embedding_interpolation
         rl_on_policy_target""",
-    "limits on media": """
-        allowed_media_domains limit_mm_data_per_request media_url_max_file_size_mb=64""",
     "options of media processing for all requests": "mm_process_config",
-    "chat templates chosen by these means": """
-        default_chat_template_kwargs hf_chat_template_name trust_request_chat_template""",
+    "chat templates of requests": "trust_request_chat_template",
     "constraints on reasoning": "enable_strict_thinking",
     "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
     "other fields in answers": """
         enable_return_indexer_topk enable_return_routed_experts padded_output_tokens
-        return_input_ids return_output_ids stream_response_default_include_usage""",
+        return_input_ids return_output_ids""",
     "sessions that stream": "enable_streaming_session",
-    "other rules for priorities": """
-        abort_on_priority_when_disabled default_priority_value retraction_policy=length""",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
-    "other request logs": "log_requests_format=text log_requests_target=stdout",
     "other metrics": """
-        enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file extra_metric_labels
+        enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file
         load_publish_endpoint=off stat_loggers""",
     "hooks inside the model": "forward_hooks msprobe_dump_config",
 }

@@ -31,6 +31,16 @@ class ObserveConfig(Group):
         "0: metadata; 1: sampling parameters too; 2: the start of input and output; 3: all of it.",
         Flag(choices=(0, 1, 2, 3)),
     ] = 2
+    log_requests_format: Annotated[
+        str,
+        "Lines of --log-requests: text, or json: an object with rid, obj and out.",
+        Flag(choices=("text", "json"), part_of=("log_requests",)),
+    ] = "text"
+    log_requests_target: Annotated[
+        tuple[str, ...] | None,
+        "Where --log-requests writes: stdout, and folders for a file an hour; the log when unset.",
+        Flag(part_of=("log_requests",)),
+    ] = None
     crash_dump_folder: Annotated[
         str | None,
         "Folder for the requests of the last 5 minutes before a crash; `radixlm replay` sends "
@@ -70,6 +80,11 @@ class ObserveConfig(Group):
         tuple[str, ...] | None,
         "Labels that the header may set; 100 different sets are counted, the rest as 'other'.",
         Flag(part_of=("enable_metrics",)),
+    ] = None
+    extra_metric_labels: Annotated[
+        str | None,
+        'JSON object: further labels of every metric, such as {"team": "search"}.',
+        Flag(is_json=True, part_of=("enable_metrics",)),
     ] = None
     bucket_time_to_first_token: Annotated[
         tuple[float, ...] | None,

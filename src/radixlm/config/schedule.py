@@ -49,6 +49,14 @@ class ScheduleConfig(Group):
         "Lower priority values go first instead.",
         Flag(part_of=("enable_priority_scheduling",)),
     ] = False
+    default_priority_value: Annotated[
+        int,
+        "Priority of requests that name none.",
+        Flag(part_of=("enable_priority_scheduling",)),
+    ] = 0
+    abort_on_priority_when_disabled: Annotated[
+        bool, "Refuse requests with a priority while --enable-priority-scheduling is off."
+    ] = False
     priority_scheduling_preemption_threshold: Annotated[
         int,
         "A waiting request preempts a running one if their priorities differ by more than this.",

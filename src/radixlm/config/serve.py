@@ -101,10 +101,19 @@ class ServeConfig(Group):
     chat_template: Annotated[
         str | None, "Chat template: a built-in name or a file; the tokenizer's when unset."
     ] = None
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        "JSON object: variables of the chat template that requests may override, such as "
+        '{"enable_thinking": false}.',
+        Flag(is_json=True),
+    ] = None
     completion_template: Annotated[
         str | None,
         "Fill-in-the-middle template for code completion: a built-in name or a file.",
     ] = None
+    stream_response_default_include_usage: Annotated[
+        bool, "End every stream with the usage, also where stream_options does not ask for it."
+    ] = False
     sampling_defaults: Annotated[
         str,
         "Defaults for sampling parameters that a request omits: the model's "

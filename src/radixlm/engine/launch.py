@@ -71,6 +71,11 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,
         max_queued=config.schedule.max_queued_requests,
+        default_priority=config.schedule.default_priority_value,
+        refuses_priorities=(
+            config.schedule.abort_on_priority_when_disabled
+            and not config.schedule.enable_priority_scheduling
+        ),
         streaming_window=config.schedule.streaming_window or 0,
         streaming_sinks=config.schedule.streaming_sinks,
         max_sequences=config.serve.max_sequences_per_call,

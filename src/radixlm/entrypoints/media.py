@@ -1,10 +1,12 @@
 """Finds the media of a request, fetches them, and makes prompts with them."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from radixlm.arch.media.spec import MODALITIES, Modality
@@ -64,9 +66,16 @@ class MediaReader:
     """Fetches media and runs the processor on them."""
 
     def __init__(
-        self, processor: MediaProcessor, rules: FetchRules, row: tuple[int, int, int], vocab: int
+        self,
+        processor: MediaProcessor,
+        rules: FetchRules,
+        row: tuple[int, int, int],
+        vocab: int,
+        limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """``row``: width, depth and merge of ``read_features``; ``vocab``: number of token ids."""
+        """``row``: width, depth and merge of ``read_features``; ``vocab``: number of token ids;
+        ``limits``: modality -> most of a request."""
+        self._limits = limits
         self._processor, self._rules, self._row, self._vocab = processor, rules, row, vocab
         self._fetches = FairThreadPool("fetches of media", _FETCHES, _FETCHES_OF_ONE)
         self._workers = FairThreadPool("requests with media", _WORKERS, _WORKERS_OF_ONE)
@@ -169,6 +178,13 @@ class MediaReader:
         self, prompt: str | Sequence[int], sources: Sequence[MediaSource], add_special_tokens: bool
     ) -> Prompt:
         """``read`` in threads: some fetch, others decode and process."""
+        for kind, most in self._limits.items():
+            count = sum(source.kind == kind for source in sources)
+            if count > most:
+                raise InvalidRequest(
+                    f"{count} {kind} inputs; --limit-mm-data-per-request allows {most}",
+                    next(source.where for source in sources if source.kind == kind),
+                )
         fetched = await self._fetch_urls(sources)
         return await self._run(self.read, prompt, fetched, add_special_tokens)
 
@@ -218,7 +234,12 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
     folders = tuple(Path(folder) for folder in config.media.allow_local_media or ())
-    rules = FetchRules(allow_private=Path("/") in folders, folders=folders)
+    rules = FetchRules(
+        max_bytes=config.media.media_url_max_file_size_mb << 20,
+        allow_private=Path("/") in folders,
+        folders=folders,
+        domains=tuple(name.lower().strip(".") for name in config.media.allowed_media_domains or ()),
+    )
     assert info.media is not None
     has_sections = any(r.mrope_sections for r in info.ropes)
     row = info.decoder.dim, num_deep_layers(info.folder), info.media.spatial_merge_size
@@ -229,6 +250,7 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
         rules,
         row,
         info.decoder.vocab,
+        json.loads(config.media.limit_mm_data_per_request or "{}"),
     )
 
 

@@ -24,7 +24,7 @@ def request_options(
         "return_hidden_states": bool(value_of("return_hidden_states")),
         "cache_salt": value_of("cache_salt"),
         "extra_key": value_of("extra_key"),
-        "priority": value_of("priority") or 0,
+        "priority": value_of("priority"),
         "streaming_window": value_of("streaming_window"),
         "streaming_sinks": value_of("streaming_sinks"),
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),

@@ -1,5 +1,6 @@
 """What intake knows of the model and the server, to check requests."""
 
+from radixlm.base.errors import Overloaded
 from radixlm.base.record import Record, field
 from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.weights import WeightsOptions
@@ -31,7 +32,19 @@ class IntakeFacts(Record):
     stall_timeout_s: float = 60.0  # how long a reader may leave what has come unread
     streaming_window: int = 0  # of requests that name none; 0: none
     streaming_sinks: int = 4
+    default_priority: int = 0  # of requests that name none
+    refuses_priorities: bool = False
     is_cache_short: bool = False  # the KV cache holds less than the model's context
+
+    def priority_of(self, priority: int | None) -> int:
+        """Of a request that names ``priority``, or none. Overloaded where none may be named."""
+        if priority is not None and self.refuses_priorities:
+            raise Overloaded(
+                "priority: --enable-priority-scheduling is off; send the request without a "
+                "priority",
+                "priority",
+            )
+        return self.default_priority if priority is None else priority
 
     @property
     def more_room(self) -> str:

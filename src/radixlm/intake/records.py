@@ -34,7 +34,7 @@ class GenerateRequest:
     return_hidden_states: bool = False
     cache_salt: str | None = None
     extra_key: str | None = None
-    priority: int = 0
+    priority: int | None = None  # None: the server's
     streaming_window: int | None = None  # 0: none; None: the server's
     streaming_sinks: int | None = None
     grammar: GrammarSpec | None = None

@@ -320,7 +320,7 @@ class TokenizerManager:
             extra_key=request.extra_key,
             tenant=tenant,
             owner=identity().owner,
-            priority=request.priority,
+            priority=self.facts.priority_of(request.priority),
             arrival_s=now_s,
             deadline_s=now_s + timeout_s if timeout_s else 0.0,
             queue_deadline_s=now_s + max_queue_s if max_queue_s else 0.0,

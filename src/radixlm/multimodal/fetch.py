@@ -28,12 +28,13 @@ _CHUNK = 1 << 16
 
 class FetchRules(Record):
     """``folders``: where files may be read from. ``allow_private``: also addresses of this
-    machine and its network."""
+    machine and its network. ``domains``: whose hosts may be asked, subdomains too; (): all."""
 
     max_bytes: int = 32 << 20
     timeout_s: float = 10.0
     allow_private: bool = False
     folders: tuple[Path, ...] = ()
+    domains: tuple[str, ...] = ()
 
 
 def fetch(source: str, rules: FetchRules, where: str) -> bytes:
@@ -152,6 +153,9 @@ def _get(url: str, rules: FetchRules, where: str, deadline_s: float) -> tuple[by
     """(body, "") or (None, where it is redirected to)."""
     parts = urlsplit(url)
     host = parts.hostname or ""
+    if rules.domains and not any(f".{host}".endswith(f".{one}") for one in rules.domains):
+        message = f"{where}: {host[:80]!r} is not in --allowed-media-domains"
+        raise InvalidRequest(message, where)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     address = _address(host, port, rules, where)
     timeout_s = max(0.1, deadline_s - time.monotonic())

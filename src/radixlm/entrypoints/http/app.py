@@ -208,6 +208,7 @@ async def stop_background(state: ServerState) -> None:
     """Stop batches, which the next process continues. Call when the server drains."""
     await state.extra(Batches).stop()
     grammar.close_grammars(state)
+    state.extra(request_log.RequestLog).lines.close()
     await state.extra(TensorUpdates).groups.close()
 
 

@@ -1,6 +1,7 @@
 """How a model's messages are written and read: chat template, tool calls, reasoning, media."""
 
 import contextlib
+import json
 
 from radixlm.base.errors import ConfigError, RadixError
 from radixlm.entrypoints.http.state import ServerState
@@ -27,6 +28,7 @@ def set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
         return  # a speech-to-text model has no chat template
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template
+    state.template_defaults = json.loads(serve.default_chat_template_kwargs or "{}")
     state.tool_format = _tool_format(serve.tool_call_parser, template)
     state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ class ServerState:
     defaults: SamplingParams
     sessions: Sessions
     template: ChatTemplate | None = None
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)  # variables of it
     media: MediaReader | None = None
     fim: FimTemplate | None = None
     tool_format: str | None = None

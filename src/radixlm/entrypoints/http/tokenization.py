@@ -95,6 +95,10 @@ async def render(state: ServerState, messages: list[dict[str, Any]], **options: 
             param="messages",
         )
     template = state.require_template()
+    options["template_kwargs"] = {
+        **state.template_defaults,
+        **(options.get("template_kwargs") or {}),
+    }
     size = sum(MESSAGE_BYTES + _content_bytes(message.get("content")) for message in messages)
     return await off_loop(size, lambda: template.render(messages, **options))
 

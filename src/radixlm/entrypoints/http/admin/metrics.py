@@ -139,6 +139,7 @@ def _labels(state: ServerState) -> dict[str, str]:
         "engine_type": "unified",
         "tp_rank": "0",
         "pp_rank": "0",
+        **json.loads(state.config.observe.extra_metric_labels or "{}"),
     }
 
 

@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.observe.requestlog import LEVELS, finished, received, time_stats
+from radixlm.observe.requestlog import FORMATS, LEVELS, RequestLines, time_stats
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 
@@ -46,28 +46,32 @@ class ConfigureLogging(Body):
 class RequestLog(Observer):
     """Logs requests as they come and end while ``is_on``; ``level`` says how much of them."""
 
-    def __init__(self, tokenizer: Tokenizer | None, is_on: bool, level: int) -> None:
-        self._tokenizer, self.is_on, self.level = tokenizer, is_on, level
+    def __init__(
+        self, tokenizer: Tokenizer | None, is_on: bool, level: int, lines: RequestLines
+    ) -> None:
+        self._tokenizer, self.is_on, self.level, self.lines = tokenizer, is_on, level, lines
 
     def submitted(self, state: RequestState) -> None:
         if self.is_on:
             text = self._text(state.wire.ids().tolist())
-            received(state.rid, self.level, state.prompt_tokens, state.wire.sampling, text)
+            self.lines.received(
+                state.rid, self.level, state.prompt_tokens, state.wire.sampling, text
+            )
 
     def ended(self, state: RequestState, finish: Finish) -> None:
         if not self.is_on:
             return
         end, adapter = state.pending, state.wire.adapter
         facts = {
-            "reason": finish.kind if finish.message is None else f"{finish.kind}: {finish.message}",
+            "finish_reason": ": ".join(filter(None, (finish.kind, finish.message))),
             **({"adapter": f"{adapter.name} {adapter.digest[:8]}"} if adapter else {}),
-            "prompt": state.prompt_tokens,
-            "cached": end.cached_tokens if end else 0,
-            "output": len(state.output_ids),
-            "first token": f"{max(state.first_token_s - state.arrival_s, 0):.3f} s",
-            "total": f"{state.finished_s - state.arrival_s:.3f} s",
+            "prompt_tokens": state.prompt_tokens,
+            "cached_tokens": end.cached_tokens if end else 0,
+            "completion_tokens": len(state.output_ids),
+            "time_to_first_token": max(state.first_token_s - state.arrival_s, 0.0),
+            "e2e_latency": state.finished_s - state.arrival_s,
         }
-        finished(state.rid, self.level, facts, self._text(state.output_ids))
+        self.lines.finished(state.rid, self.level, facts, self._text(state.output_ids))
 
     def _text(self, ids: list[int]) -> str | None:
         """The text if the level shows it; decoding a long prompt takes time."""
@@ -96,7 +100,9 @@ class TimeStatsLog(Observer):
 def install_request_log(state: ServerState) -> None:
     """Observe requests; routes may change what is logged."""
     observe = state.config.observe
-    request_log = RequestLog(state.tokenizer, observe.log_requests, observe.log_requests_level)
+    lines = RequestLines(observe.log_requests_target or (), observe.log_requests_format)
+    is_on, level = observe.log_requests, observe.log_requests_level
+    request_log = RequestLog(state.tokenizer, is_on, level, lines)
     state.extras[RequestLog] = request_log
     state.intake.observers = (*state.intake.observers, request_log)
     if observe.enable_request_time_stats_logging:
@@ -120,7 +126,7 @@ def install_crash_dump(state: ServerState) -> None:
 async def configure_logging(request: Request) -> Response:
     """Set how requests are logged, and the log level."""
     args = await read_args(request, ConfigureLogging)
-    for name in ("dump_requests_folder", "crash_dump_folder", "log_requests_format"):
+    for name in ("dump_requests_folder", "crash_dump_folder"):
         if getattr(args, name):
             raise InvalidRequest(
                 f"{name} cannot change while the server runs: start with --crash-dump-folder", name
@@ -141,6 +147,10 @@ def _set_request_log(state: ServerState, values: dict[str, Any]) -> None:
         raise InvalidRequest("log_requests must be true or false", "log_requests")
     if level is not None and (isinstance(level, bool) or level not in LEVELS):
         raise InvalidRequest("log_requests_level must be 0, 1, 2 or 3", "log_requests_level")
+    style = values.get("log_requests_format", request_log.lines.format)
+    if style not in FORMATS:
+        raise InvalidRequest("log_requests_format must be text or json", "log_requests_format")
+    request_log.lines.format = style
     request_log.is_on = request_log.is_on if is_on is None else is_on
     request_log.level = request_log.level if level is None else level
 

@@ -239,7 +239,8 @@ class _Counter:
 async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     """The role, deltas and one finish reason a choice; then the usage if asked for; then [DONE]."""
     options = chat.session.body.stream_options
-    wants_usage = bool(options and options.include_usage)
+    default = chat.session.state.config.serve.stream_response_default_include_usage
+    wants_usage = default or bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
     counter = _Counter(chat)
     started: dict[int, set[int]] = {}

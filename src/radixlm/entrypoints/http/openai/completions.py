@@ -267,7 +267,8 @@ def _lists(call: Call) -> CompletionLogprobs:
 async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     """Chunks, then the usage if asked for, then [DONE]."""
     options = call.body.stream_options
-    wants_usage = bool(options and options.include_usage)
+    default = call.state.config.serve.stream_response_default_include_usage
+    wants_usage = default or bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
     lists: dict[int, CompletionLogprobs] = {}
     totals: dict[int, Output] = {}

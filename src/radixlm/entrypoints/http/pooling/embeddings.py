@@ -168,7 +168,7 @@ async def answer_embeddings(
 async def _pool(
     state: ServerState, body: Pooled, prompts: list[Prompt], prompt_name: str | None = None
 ) -> list[PoolingResult]:
-    adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority or 0
+    adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority
     limit = body.truncate_prompt_tokens
     return await pool(state, prompts, "input", body.rid, priority, prompt_name, adapter, limit)
 
@@ -266,7 +266,7 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
         if any(isinstance(one, list) and one and isinstance(one[0], str) for one in prompts):
             raise InvalidRequest("text: pairs need is_cross_encoder_request", "text")
         is_list = isinstance(value, list) and not isinstance(value[0], int)
-    priority = body.priority or 0
+    priority = body.priority
     prompts = _with_media(body, prompts, is_list)
     adapter = body.lora_path
     results = await pool(state, prompts, param, body.rid, priority, body.prompt_name, adapter)

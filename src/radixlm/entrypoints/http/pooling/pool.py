@@ -99,7 +99,7 @@ async def pool(
     prompts: Sequence[Prompt],
     param: str = "input",
     rid: str | list[str] | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     prompt_name: str | None = None,
     adapter: str | list[str | None] | None = None,
     limit: int | None = None,
