@@ -82,7 +82,7 @@ class EngineParts(Record):
     dump: TensorDump | None = None
 
 
-def invariant_kernels(config: ServerConfig, info: ModelInfo) -> Mapping[str, str]:
+def invariant_kernels(config: ServerConfig, info: ModelInfo) -> dict[str, str]:
     """Kernels by op that --enable-deterministic-inference asks for: none on the CPU path, which is
     always batch invariant. A warning names what still runs in torch."""
     execute = config.execute

@@ -83,7 +83,7 @@ class QuantizedLinear:
         self.packed, self._dtype, self.fmt = packed, dtype, fmt
         self.out_features = packed.width
         self._bias = None if packed.bias is None else packed.bias[0]
-        self._run = _RUN_BY_KIND.get(packed.kind, _run_dequantized)
+        self._product = _RUN_BY_KIND.get(packed.kind, _run_dequantized)
         if packed.kind == kinds.FP8_BLOCK:
             has_blockwise(
                 packed.data.device
@@ -91,11 +91,11 @@ class QuantizedLinear:
 
     def keep_batch_invariant(self) -> None:
         """From now on compute every row by one kernel with one tile."""
-        self._run = lambda self, x: _run_invariant(self.packed, x)
+        self._product = _run_invariant_of
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x."""
-        y = self._run(self, _flat(x_TI))
+        y = self._product(self, _flat(x_TI))
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -125,6 +125,10 @@ def _flat(x: Tensor) -> Tensor:
 def _run_invariant(packed: Packed, x: Tensor) -> Tensor:
     values, scale = moe.quantized(x, packed)
     return product(values, packed, scale, x.dtype, INVARIANT_ROWS)
+
+
+def _run_invariant_of(linear: QuantizedLinear, x: Tensor) -> Tensor:
+    return _run_invariant(linear.packed, x)
 
 
 def _run_dequantized(linear: QuantizedLinear, x: Tensor) -> Tensor:

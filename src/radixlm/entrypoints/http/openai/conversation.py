@@ -270,7 +270,7 @@ def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         name = state.reasoning_format
         switch = reasoning.template_switch(name) if name else None
         variables.setdefault(switch[0] if switch else "enable_thinking", thinks)
-    return state.template_defaults | variables
+    return {**state.template_defaults, **variables}
 
 
 def _effort(body: ChatRequest) -> str | float | None:
