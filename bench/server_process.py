@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 import psutil
@@ -52,6 +52,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
+        signal.signal(signal.SIGTERM, _end)  # as Ctrl-C does: servers are stopped on the way out
         with self.log.open("ab") as out:  # it may be started again
             self._process = subprocess.Popen(
                 self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -144,6 +145,10 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return None
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _shared_mappings(pid: int) -> int:

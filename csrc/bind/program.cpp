@@ -262,6 +262,7 @@ void bind_program(nb::module_& m) {
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)
         .def_rw("of_all", &Program::of_all)
+        .def_rw_static("together_from", &Program::together_from)
         .def_prop_ro("num_ops", &Program::num_ops);
     m.attr("STORE_Q") = int(Program::STORE_Q);
     m.attr("STORE_K") = int(Program::STORE_K);

@@ -23,7 +23,8 @@ void bind_ranks(nb::module_& m) {
     nb::class_<RankGroup>(m, "RankGroup");
     nb::class_<CalledGroup, RankGroup>(m, "CalledGroup").def(nb::init<int, int, CalledGroup::Call>());
     nb::class_<ShmGroup, RankGroup>(m, "ShmGroup")
-        .def(nb::init<Segment&, int, std::vector<int>, int, size_t, size_t, double>(), nb::keep_alive<1, 2>())
+        .def(nb::init<Segment&, int, std::vector<int>, int, size_t, size_t, size_t, double>(),
+             nb::keep_alive<1, 2>())
         .def(
             "gather",
             [](ShmGroup& g, Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows,

@@ -61,9 +61,20 @@ struct Team {
     }
 };
 
+struct Ctx;
+
+// Ranks of one host that pack the same rows together: each packs a part of them, for all to read.
+struct Packers {
+    virtual ~Packers() = default;
+    virtual void barrier(const Ctx& ctx) = 0;  // of all threads of all ranks
+    int rank = 0, size = 1;
+    char* memory = nullptr;
+};
+
 struct Ctx {
     Team* team;
     int tid;
+    Packers* packers = nullptr;
 
     int threads() const { return team->n; }
     void barrier() const { team->barrier(); }
@@ -91,6 +102,24 @@ struct Ctx {
                 f(at, at + chunk < hi ? at + chunk : hi);
             }
         }
+    }
+
+    // The same for rows of x that a linear layer packs, at `packing()`. Ends with a barrier.
+    char* packing() const { return packers ? packers->memory : shared(); }
+    template <class F>
+    void each_packed(int64_t count, int64_t chunk, F&& f) const {
+        if (!packers) {
+            each(count, chunk, f);
+            return barrier();
+        }
+        const int64_t blocks = (count + chunk - 1) / chunk;
+        auto cut = [&](int64_t rank) {
+            const int64_t at = blocks * rank / packers->size * chunk;
+            return at < count ? at : count;
+        };
+        const int64_t first = cut(packers->rank);
+        each(cut(packers->rank + 1) - first, chunk, [&](int64_t b, int64_t e) { f(first + b, first + e); });
+        packers->barrier(*this);
     }
 };
 

@@ -292,11 +292,10 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
                             : a.w.multiple          ? MULTIPLES.data()
                             : a.w.fp4               ? FLOATS.data()
                                                     : GRIDS.data();
-    const Quantised q(a, ctx.shared());
-    ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
+    const Quantised q(a, ctx.packing());
+    ctx.each_packed(a.m, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);
     });
-    ctx.barrier();
     const int64_t panels = panels_of(a.w);
     // Rows in equal blocks whose quantised x stays in second-level cache while panels pass by.
     const int64_t tile_bytes = q.rows * q.planes * q.steps * 4, most = int64_t(384) << 10;

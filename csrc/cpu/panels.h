@@ -271,15 +271,14 @@ static void run_format(const LinearArgs& a, const RowTiles& rt, const float* x, 
 // Rows of x packed for everyone. `alone`: each thread packs its own copy, cheaper than a barrier for a few.
 template <class Step>
 static const float* packed_rows(const LinearArgs& a, const RowTiles& rt, bool alone, const Ctx& ctx) {
-    float* packed = (float*)(alone ? ctx.local() : ctx.shared());
+    float* packed = (float*)(alone ? ctx.local() : ctx.packing());
     if (alone) {
         pack_rows<Step>(a, rt, 0, packed);
         return packed;
     }
-    ctx.each(rt.count, 1, [&](int64_t t0, int64_t t1) {
+    ctx.each_packed(rt.count, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) pack_rows<Step>(a, rt, t, packed);
     });
-    ctx.barrier();
     return packed;
 }
 

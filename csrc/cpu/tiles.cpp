@@ -235,16 +235,14 @@ static void linear_tiles(const LinearArgs& given, const Ctx& ctx) {
     if (given.m <= 0) return;
     const LinearArgs a = streaming(given);
     const TileRows t(a, 32, false);
-    char* x = ctx.shared();
+    char* x = ctx.packing();
     const bool is_alone = a.m <= 2;  // each thread rounds its own copy: cheaper than a barrier
     if (is_alone)
         round_tile(a, t, 0, x = ctx.local());
-    else {
-        ctx.each(t.tiles, 1, [&](int64_t t0, int64_t t1) {
+    else
+        ctx.each_packed(t.tiles, 1, [&](int64_t t0, int64_t t1) {
             for (int64_t i = t0; i < t1; i++) round_tile(a, t, i, x + i * t.tile_bytes());
         });
-        ctx.barrier();
-    }
     asm volatile("" ::: "memory");
     if (a.m <= 16)
         few_rows<1>(a, t, x, ctx);

@@ -336,12 +336,11 @@ static int64_t vector_rows(const Weight& w) {
 static void linear_integers(const LinearArgs& given, const Ctx& ctx) {
     if (given.m <= vector_rows(given.w)) return linear_int8(given, ctx);
     const LinearArgs a = streaming(given);
-    const TileBytes t(a, ctx.shared());
+    const TileBytes t(a, ctx.packing());
     const auto quantise = t.planes == 2 ? quantise_twice_tile_row : quantise_tile_row;
-    ctx.each(t.blocks * 16, 4, [&](int64_t r0, int64_t r1) {
+    ctx.each_packed(t.blocks * 16, 4, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise(a, t, r / 16, r % 16);
     });
-    ctx.barrier();
     asm volatile("" ::: "memory");
     if (a.w.format == W_W8A8)
         many_rows<SIGNED>(a.w, (a.w.k + 3) / 4 * 128, t, t.x, ctx,

@@ -27,7 +27,7 @@ void Program::grow(int64_t tokens) {
     memory = (char*)p;
     if (floats * 4 > huge) want_huge(p, floats * 4);
     float* at = (float*)p;
-    for (auto& b : buffers) b.data = at, at += b.stride * b.rows_per_token * capacity;
+    for (auto& b : buffers) b.own = at, at += b.stride * b.rows_per_token * capacity;
 }
 
 // Fills this step's addresses and row counts into the ops.
@@ -269,14 +269,16 @@ double Program::cost_flops(const Step& c, double& bytes) const {
 
 void Program::execute_linear(const Op& op, const Kernels& k, const Ctx& ctx) {
     const LinearArgs& a = op.linear;
-    if (!op.lora) return run_linear(k, a, ctx);
+    Ctx together = ctx;
+    together.packers = op.packers;
+    if (!op.lora) return run_linear(k, a, together);
     LoraArgs l;
     l.tokens = op.lora->tokens, l.inputs = a.w.k, l.max_rank = op.lora->max_rank, l.scale = a.out_scale;
     l.x = data(op.lora_x < 0 ? op.x : op.lora_x), l.ldx = stride(op.lora_x < 0 ? op.x : op.lora_x);
     l.h = const_cast<float*>(lora_h.data()), l.y = a.y, l.ldy = a.ldy;
     l.tasks = op.lora->shrink.data(), l.num_tasks = int64_t(op.lora->shrink.size());
     k.lora_shrink(l, ctx);
-    run_linear(k, a, ctx);
+    run_linear(k, a, together);
     l.tasks = op.lora->expand.data(), l.num_tasks = int64_t(op.lora->expand.size());
     k.lora_expand(l, ctx);
     float* y = data(op.y, op.y_offset);
@@ -298,10 +300,9 @@ void Program::execute_linear(const Op& op, const Kernels& k, const Ctx& ctx) {
 
 void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
     const Route& r = op.route;
-    const Buffer& logits = buffers[size_t(op.logits)];
     ctx.each(op.experts.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++)
-            choose(r, logits.data + t * logits.stride, assignment.ids.data() + t * r.top_k,
+            choose(r, data(op.logits, t * stride(op.logits)), assignment.ids.data() + t * r.top_k,
                    assignment.weights.data() + t * r.top_k);
     });
     ctx.barrier();
@@ -341,7 +342,7 @@ void Program::execute_heads(const Op& op, const Kernels& k, const Ctx& ctx) {
 void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
     switch (op.kind) {
         case EMBED: k.embed(op.embed, ctx); break;
-        case NORM: k.norm(op.norm, ctx); break;
+        case NORM: execute_norm(op, k, ctx); break;
         case LINEAR:
         case LOGITS: execute_linear(op, k, ctx); break;
         case STORE: k.store(op.store, ctx); break;
@@ -377,6 +378,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
 }
 
 void Program::execute_gather(const Op& op, const Ctx& ctx) {
+    if (shares && op.y >= 0 && buffers[size_t(op.y)].is_common) return common->barrier(ctx);
     op.group_of_ranks->gather(ctx, op.own, op.ld_own, op.gathered, op.ld_gathered, op.num_rows,
                               op.bounds.data(), op.target);
 }
@@ -391,8 +393,11 @@ std::span<const Program::Op> Program::ops_of(const Step& c) const {
 
 void Program::run(const Step& c) {
     const std::span<const Op> chosen = ops_of(c);
-    grow(std::max({c.tokens, c.num_rows, tokens_before(c, int(c.group_tokens.size()))}));
+    const int64_t most = std::max({c.tokens, c.num_rows, tokens_before(c, int(c.group_tokens.size()))});
+    grow(most);
+    bind_common(most);
     bind(c);
+    bind_packers();
     const int threads = c.threads;
     const Kernels& k = kernels();
     const int team = threads > 0 ? threads : max_threads();
@@ -409,7 +414,7 @@ void Program::run(const Step& c) {
     int n = threads > 0 ? threads : threads_for(bytes, flops);
     for (const Op& op : ops)
         if (op.kind == LINEAR || op.kind == LOGITS) {
-            shared = std::max(shared, shared_for(k, op.linear));
+            if (!op.packers) shared = std::max(shared, shared_for(k, op.linear));
             local = std::max(local, local_for(k, op.linear, n));
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
@@ -422,7 +427,9 @@ void Program::run(const Step& c) {
             local = std::max(local, heads_local(k, op.heads, n));
         }
     run_team(n, shared, local, [&](const Ctx& ctx) {
+        if (shares) common->barrier(ctx);  // all have left the step before
         for (const Op& op : chosen) {
+            if (shares && op.fence) common->barrier(ctx);
             if (!profiling) {
                 execute(op, k, ctx);
                 continue;

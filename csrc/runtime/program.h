@@ -132,6 +132,7 @@ class Program {
     int num_ops() const { return int(ops.size()); }
     std::vector<std::tuple<std::string, double>> profile();  // seconds in each kind of op since the last call
     bool profiling = false;
+    inline static int64_t together_from = 1 << 15;  // numbers that ranks divide; fewer are sooner done twice
     bool of_all = false;  // whether ops that are appended work on the rows of all attention groups
 
   private:
@@ -161,6 +162,9 @@ class Program {
         Kind kind;
         int x = -1, y = -1, residual = -1, q = -1, q_to = -1, group = 0, rope = -1, plan = -1;
         bool selected = false, gathers = false, of_all = false;
+        bool fence = false;   // ranks wait for each other before it
+        bool is_cut = false;  // logits that ranks share
+        Packers* packers = nullptr;
         const float* factors = nullptr;  // of positions
         int64_t x_offset = 0, y_offset = 0, offsets[3] = {0, 0, 0};
         int parts = STORE_Q | STORE_K | STORE_CACHE;
@@ -197,10 +201,19 @@ class Program {
         const LoraWork* lora = nullptr;
     };
     struct Buffer {
-        int64_t stride;
+        int64_t width, stride;
         int rows_per_token;
-        float* data = nullptr;
+        float *own = nullptr, *data = nullptr;  // of this process; what the step uses
+        // of ranks (program_common.cpp)
+        bool is_common = false, is_divided = false;
+        int part_of = -1;
+        int64_t part_at = 0;
     };
+    struct StepPackers : Packers {
+        RankGroup* group = nullptr;
+        void barrier(const Ctx& ctx) override;
+    };
+    enum Writes { NOTHING, OWN_COLUMNS, ROWS, THE_SAME, CHANGES };
     std::vector<Op> ops;
     std::vector<Buffer> buffers;
     std::vector<AttnPlan> plans;
@@ -212,14 +225,34 @@ class Program {
     LoraSlots lora_slots;   // of it, too
     LoraBatch *lora_batch = nullptr, *lora_of_all = nullptr;
     std::vector<float> lora_h;
+    RankGroup* common = nullptr;  // whose memory holds what ranks exchange
+    bool shares = false;          // the step uses it
+    size_t common_used = 0;
+    int num_planned = -1;
+    StepPackers packers[2];
 
     Op& push(Kind kind);
     Op& push_mix(MixKind kind, int x, int y, int64_t dim, bool selected);
     float* data(int b, int64_t offset = 0) const {
         return b < 0 ? nullptr : buffers[size_t(b)].data + offset;
     }
-    int64_t stride(int b) const { return b < 0 ? 0 : buffers[size_t(b)].stride; }
+    int64_t stride(int b) const {
+        if (b < 0) return 0;
+        const Buffer& buffer = buffers[size_t(b)];
+        return buffer.part_of < 0 ? buffer.stride : buffers[size_t(buffer.part_of)].stride;
+    }
     void grow(int64_t tokens);
+    static bool only_reads(const Op& op, int b);
+    static bool touches(const Op& op, int b);
+    Writes writes(size_t i, int b) const;
+    int part_in(int b) const;
+    void choose_common();
+    void place_fences();
+    std::vector<std::vector<uint8_t>> of_all_ranks(const std::vector<uint8_t>& mine);
+    bool agree();
+    void plan_common();
+    void bind_common(int64_t tokens);
+    void bind_packers();
     void bind(const Step& step);
     void bind_lora(Op& op);
     void bind_gather(Op& op, const Step& step, int64_t rows);
@@ -235,6 +268,7 @@ class Program {
     void execute(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_linear(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_gather(const Op& op, const Ctx& ctx);
+    void execute_norm(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_heads(const Op& op, const Kernels& k, const Ctx& ctx);
 };

@@ -21,7 +21,7 @@ Program::Op& Program::push_mix(MixKind kind, int x, int y, int64_t dim, bool sel
 int Program::buffer(int64_t width, int rows_per_token) {
     int64_t stride = (width + 15) / 16 * 16;
     if (stride % 1024 == 0) stride += 16;  // rows a page apart would share cache sets
-    buffers.push_back({stride, rows_per_token});
+    buffers.push_back({width, stride, rows_per_token});
     return int(buffers.size()) - 1;
 }
 
@@ -227,6 +227,8 @@ void Program::own_rows(int x, int y, int64_t dim, RankGroup& group, int each) {
     op.group_of_ranks = &group, op.each = each;
 }
 void Program::gather_logits(std::vector<int64_t> bounds, RankGroup& group, int target) {
+    auto cut = std::find_if(ops.rbegin(), ops.rend(), [](const Op& op) { return op.kind == LOGITS; });
+    if (cut != ops.rend()) cut->is_cut = true;
     all_gather(-1, bounds, group, 0, true, -1);
     ops.back().target = target;
 }

@@ -131,13 +131,14 @@ void Segment::check() const {
 }
 
 ShmGroup::ShmGroup(Segment& s, int r, std::vector<int> names, int first_flag, size_t from, size_t each,
-                   double timeout)
+                   size_t all, double timeout)
     : RankGroup(r, int(names.size())),
       segment(s),
       ranks(std::move(names)),
       flags(s.flag(first_flag)),
       offset(from),
       slot_bytes(each),
+      common_bytes(all),
       timeout_s(timeout),
       round(flags[r].value.load() & COUNT) {}
 
@@ -261,6 +262,14 @@ void ShmGroup::all_to_all(const char* x, const std::vector<int64_t>& send, char*
 
 void ShmGroup::barrier() {
     if (begin()) publish(true);
+}
+void ShmGroup::barrier(const Ctx& ctx) {
+    ctx.barrier();
+    if (ctx.tid == 0) barrier();
+    ctx.barrier();
+}
+RankGroup::Common ShmGroup::common() const {
+    return {segment.at(offset + 2 * size_t(size) * slot_bytes), common_bytes};
 }
 
 Stream::Stream(Segment& s, int who, std::vector<int> names, int first_flag, size_t offset, size_t bytes)

@@ -66,6 +66,14 @@ class RankGroup {
                         const int64_t* bounds, int target) = 0;
     virtual void check() = 0;  // throws what has gone wrong
     const int rank, size;
+    // Memory that all ranks of the group write and read, and what keeps them in step there. A whole team
+    // calls `barrier`; it never throws.
+    struct Common {
+        char* memory = nullptr;
+        size_t bytes = 0;
+    };
+    virtual Common common() const { return {}; }
+    virtual void barrier(const Ctx&) {}
 };
 
 // Ranks of several hosts, whose messages Python sends.
@@ -89,9 +97,9 @@ class CalledGroup : public RankGroup {
 class ShmGroup : public RankGroup {
   public:
     // `ranks`: how messages name them. A flag for each from first_flag on, two slots for each from `offset`
-    // on.
+    // on; then `common_bytes` of memory for all.
     ShmGroup(Segment& segment, int rank, std::vector<int> ranks, int first_flag, size_t offset,
-             size_t slot_bytes, double timeout_s);
+             size_t slot_bytes, size_t common_bytes, double timeout_s);
     void gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, int64_t ldy, int64_t rows,
                 const int64_t* bounds, int target) override;
     void check() override { segment.check(); }
@@ -99,13 +107,15 @@ class ShmGroup : public RankGroup {
     // x has the bytes for rank 0, then for rank 1, ...; y gets those from rank 0, then from rank 1, ...
     void all_to_all(const char* x, const std::vector<int64_t>& send, char* y,
                     const std::vector<int64_t>& receive);
-    void barrier();
+    Common common() const override;
+    void barrier(const Ctx& ctx) override;
+    void barrier();  // of one thread
     Segment& segment;
 
   private:
     std::vector<int> ranks;
     Flag* flags;
-    size_t offset, slot_bytes;
+    size_t offset, slot_bytes, common_bytes;
     double timeout_s;
     uint32_t round;
     char* slot(int r) const { return segment.at(offset + (size_t(r) * 2 + (round & 1)) * slot_bytes); }

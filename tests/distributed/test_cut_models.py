@@ -11,6 +11,7 @@ from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 from radixlm.base.errors import ConfigError
 from radixlm.distributed.groups import thread_groups
 from radixlm.distributed.topology import Topology
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import bind
 from radixlm.layers.placement import ALL_HEADS, cut_heads
 
@@ -47,8 +48,10 @@ def test_bits_equal_the_whole_model(arch: str, tp: int) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_bits_of_step_programs(arch: str) -> None:
-    """The same of C++ step programs, which gather through shared memory."""
+def test_bits_of_step_programs(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of C++ step programs, which gather in shared memory and divide what ranks would
+    repeat."""
+    monkeypatch.setattr(native().Program, "together_from", 1)
     folder = cached_tiny(arch)
     whole = load_model(folder, bind("cpu", {}))
     tokens = prompts(whole.decoder.vocab)

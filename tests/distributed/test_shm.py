@@ -259,7 +259,7 @@ def test_processes_share_a_segment_and_a_killed_one_frees_the_others() -> None:
 
 def test_a_step_program_gathers_columns_and_logits() -> None:
     native, size, rows, width = extension.native(), 3, 5, 40
-    mapped = segments(Topology(tp=size), Sizes(slot=512))
+    mapped = segments(Topology(tp=size), Sizes(slot=512, common=0))
     cuts = bounds(width, size)
     x = torch.randn(rows, width)
 

@@ -86,7 +86,7 @@ def test_chunks_of_a_prompt_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "length", "chunk"), [(2, 1600, 100), (2, 300, 64), (3, 3200, 100)]
+    ("stages", "length", "chunk"), [(2, 1600, 200), (2, 300, 64), (3, 3200, 200)]
 )
 def test_a_long_prompt_keeps_all_stages_at_work(stages: int, length: int, chunk: int) -> None:
     """Though it would fit into one step."""
@@ -98,6 +98,19 @@ def test_a_long_prompt_keeps_all_stages_at_work(stages: int, length: int, chunk:
     counts = [item.count for plan in bench.executor.steps for item in Items.of(plan.items).prefills]
     assert counts[:-1] == [chunk] * (len(counts) - 1) and sum(counts) == length
     assert bench.out["r"] == reference(prompt, 3, True)
+
+
+def test_prompts_are_cut_together() -> None:
+    """Sixteen that fit into one step pass the stages in eight."""
+    room = {"step_tokens": 2048, "max_prefill_tokens": 2048, "context_len": 4096}
+    bench = staged(2, num_pages=2000, max_running=16, **room)
+    prompts = {f"r{i}": [1 + (i + t) % 30 for t in range(100)] for i in range(16)}
+    for rid, prompt in prompts.items():
+        bench.submit(rid, prompt, 2, ignore_eos=True)
+    bench.run()
+    counts = [sum(i.count for i in Items.of(p.items).prefills) for p in bench.executor.steps]
+    assert [count for count in counts if count] == [200] * 8
+    assert all(bench.out[rid] == reference(prompt, 2, True) for rid, prompt in prompts.items())
 
 
 def test_a_request_may_be_aborted_in_any_stage() -> None:

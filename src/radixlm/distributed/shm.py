@@ -32,10 +32,13 @@ KINDS = ("world", "tp", "attn", "experts", "expert_tp", "stages")
 class Sizes(Record):
     """Bytes of the parts of a segment; pages that nobody touches take no memory.
 
-    ``slot``: of a round of a collective; more passes in several rounds. ``stream``: between two
-    stages; ``link``: between other pairs; ``ring``: of plans. The last three: powers of two."""
+    ``slot``: of a round of a collective; more passes in several rounds. ``common``: what the ranks
+    of a step program write for each other in place; larger steps pass through slots. ``stream``:
+    between two stages; ``link``: between other pairs; ``ring``: of plans. The last three: powers of
+    two."""
 
     slot: int = 1 << 20
+    common: int = 1 << 32
     stream: int = 1 << 26
     link: int = 1 << 16
     ring: int = 1 << 23
@@ -76,8 +79,15 @@ class Layout:
         """The members of the rank's group of this kind; () when it has none on this host."""
         return next((m for k, m in self.groups if k == kind and rank in m), ())
 
+    def common_bytes(self, kind: str) -> int:
+        """Bytes that the ranks of a group of this kind write in place."""
+        return self.sizes.common if kind == "tp" else 0
+
     def _add_group(self, kind: str, members: tuple[int, ...]) -> None:
-        self.groups[kind, members] = self._add(len(members), 2 * len(members) * self.sizes.slot)
+        common = self.common_bytes(kind)
+        self.groups[kind, members] = self._add(
+            len(members), 2 * len(members) * self.sizes.slot + common
+        )
         num_bytes = self.sizes.stream if kind == "stages" else self.sizes.link
         for source in members:
             for to in members:
@@ -125,6 +135,8 @@ class Segment:
     def ranks(self, rank: int) -> Ranks:
         """The groups of world rank ``rank``; those of one rank or of several hosts are ``SOLO``."""
         groups = {kind: self._group(kind, rank) for kind in KINDS}
+        if self.layout.group_of("attn", rank) == self.layout.group_of("tp", rank):
+            groups["attn"] = groups["tp"]  # so that one barrier holds for both
         return Ranks(self.layout.topology.place(rank), **groups)
 
     def ring(self, rank: int) -> PlanRing:
@@ -157,6 +169,7 @@ class ShmGroup(PieceGroup):
             area.first_flag,
             layout.data + area.offset,
             layout.sizes.slot,
+            layout.common_bytes(kind),
             segment.timeout_s,
         )
         self._streams: dict[tuple[int, int], Any] = {}

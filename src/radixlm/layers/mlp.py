@@ -80,7 +80,7 @@ class MlpLayer(Module):
             spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm", "sparsity", "limit",
             "limit_after",
         )  # fmt: skip
-        up = program.buffer("up", self.inner)
+        up = program.buffer(f"up of {spec.inner}", self.inner)  # as many buffers on all ranks
         is_xielu = spec.act == "xielu"
         name = f"{spec.act}_mul" if spec.gated else None if is_xielu else spec.act
         act = act_code(name, spec.gated)

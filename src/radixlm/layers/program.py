@@ -206,7 +206,7 @@ class ProgramBuilder:
             raise Unsupported("adapters of a layer with activation and residual")
         place = linear.place if isinstance(linear, CutLinear) else WHOLE
         if place.inputs:
-            whole = self.buffer("inputs of all ranks", place.inputs[-1])
+            whole = self.buffer(f"inputs of all ranks {source}", place.inputs[-1])
             source = self.all_gather(place, place.inputs, whole, selected, source)
         offset += place.outputs[place.group.rank] if place.outputs else 0
         ordered = self.reordered(linear, source, selected)

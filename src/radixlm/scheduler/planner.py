@@ -7,6 +7,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items
 log = logging.getLogger(__name__)
 
 LARGE_CALLS = 8  # a call that holds one of so many parts of the slots gives way to others
-# with pipeline stages, chunks of a prompt for each stage behind the first, and the least tokens
-STAGE_CHUNKS, LEAST_STAGE_CHUNK = 16, 64
+# with pipeline stages, parts of all prompts for each stage behind the first, and the least tokens
+STAGE_CHUNKS, LEAST_STAGE_CHUNK = 8, 64
 MAX_RESERVED = 4096  # output tokens of a running request for which admission keeps pages free
 
 
@@ -65,6 +66,7 @@ class Planner:
         self._encoder = EncoderBudget(limits.step_tokens)
         self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
         self._is_paced = False  # the step's tokens are counted by their measured time
+        self._staged_tokens = 0  # of the prompts that pass the stages together
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
@@ -88,7 +90,8 @@ class Planner:
         is_alone = self._plan_quarantined(prefilling, prefills, now_s)
         is_alone = is_alone or self._plan_turn(prefills, now_s)
         if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
-            left = self._plan_chunks(prefilling, prefills, self.limits.step_tokens)
+            left = self._staged(prefilling, self.limits.step_tokens)
+            left = self._plan_chunks(prefilling, prefills, left)
             self._admit_waiting(prefills, left, now_s)
         if not prefills:
             slots = self._plan_decodes()
@@ -97,6 +100,7 @@ class Planner:
                 left = self.limits.step_tokens - len(slots)
                 if len(slots) and (prefilling or self.queue):
                     left = self._paced(left)
+                left = self._staged(prefilling, left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
                 if is_empty or self._index % self.limits.admit_every == 0:
@@ -335,7 +339,7 @@ class Planner:
                 whole = self.limits.step_tokens
                 most = even_chunk(request.num_computed, whole, self.limits.attention_length)
             fits = max(min(left, LEAST), left * most // whole)
-            count = min(fits, count, self._stage_share(request), self._logprobs.limit(request))
+            count = min(fits, count, self._logprobs.limit(request))
         if not count:
             return 0
         end = request.num_computed + count
@@ -351,14 +355,21 @@ class Planner:
         request.num_computed = end
         return -(-count * whole // most)
 
-    def _stage_share(self, request: Request) -> int:
-        """The most tokens of a chunk: with several stages, parts of the prompt that pass one stage
-        after another keep all stages at work."""
+    def _staged(self, prefilling: list[Request], left: int) -> int:
+        """The tokens of prompts that a step may have, ``left`` at most: with several stages a part
+        of all prompts, as parts that pass one stage after another keep all stages at work."""
         limits = self.limits
-        if limits.stages == 1 or limits.waits_for_chunks:
-            return request.prefill_len
-        share = -(-request.prefill_len // (STAGE_CHUNKS * (limits.stages - 1)))
-        return max(LEAST_STAGE_CHUNK, share)
+        if limits.stages == 1 or limits.waits_for_chunks or not limits.chunked:
+            return left
+        num_parts = STAGE_CHUNKS * (limits.stages - 1)
+        total = 0
+        for request in chain(prefilling, self.queue):
+            total += request.prefill_len
+            if total >= num_parts * left:
+                break
+        # until all prompts are computed: else the parts would shrink with what is left of them
+        self._staged_tokens = max(self._staged_tokens, total) if total else 0
+        return min(left, max(LEAST_STAGE_CHUNK, -(-self._staged_tokens // num_parts)))
 
     def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
