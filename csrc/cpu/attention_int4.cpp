@@ -30,10 +30,8 @@ struct Halves {
         const vf inverse = set1(most > 1e-30f ? MOST_16 / most : 0.0f);
         vf sum = zero();
         for (int i = 0; i < WORDS / 4; i++) {
-            const vf whole = vround(mul(x[i], inverse)),
-                     upper = vround(mul(add(whole, set1(0.5f)), set1(1.0f / 256.0f))),  // no ties
-                lower = fnma(upper, set1(256.0f), whole);                               // from -128 to 127
-            store_i8((int8_t*)high + i * 16, upper), store_i8((int8_t*)low + i * 16, lower);
+            const vf whole = vround(mul(x[i], inverse));
+            store_halves(whole, (int8_t*)high + i * 16, (int8_t*)low + i * 16);
             sum = add(sum, whole);
         }
         start = int(-8u * uint32_t(int(lane_tree_sum(sum))));  // of NaN, too, without overflow
@@ -113,7 +111,9 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
 class Int4Block {
   public:
     static size_t floats(const Shape& s, int rows) {
-        return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) + AT_ONCE * sizeof(BlockWeights)) / 4 +
+        return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) +
+                size_t(AT_ONCE) * groups_of(s.v_dim) * sizeof(BlockWeights)) /
+                   4 +
                AT_ONCE * BLOCK + s.k_dim + 16;
     }
     Int4Block(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
@@ -127,7 +127,7 @@ class Int4Block {
           k_groups(groups_of(shape.k_dim)),
           p(memory),
           weights((BlockWeights*)(memory + AT_ONCE * BLOCK)),
-          q((QueryGroup*)(weights + AT_ONCE)) {
+          q((QueryGroup*)(weights + AT_ONCE * groups_of(shape.v_dim))) {
         float* rotated = (float*)(q + int64_t(rows.count) * k_groups);
         const vf scale = set1(a.scale / float(rotated_block(s.k_dim)));
         for (int i = 0; i < rows.count; i++) {
@@ -157,8 +157,8 @@ class Int4Block {
     const NextTiles& next_tiles;
     const int32_t* pages;
     const int kv_head, k_groups;
-    float* p;  // [AT_ONCE][64]
-    BlockWeights* weights;
+    float* p;               // [AT_ONCE][64]
+    BlockWeights* weights;  // [groups of V][AT_ONCE]
     QueryGroup* q;
     Tile tiles[TILES];
     const char *next_k[TILES], *next_v[TILES];  // what the next block reads there, or this one again
@@ -188,14 +188,15 @@ void Int4Block::open(int block0) {
 
 template <int R>
 void Int4Block::run_rows(int r0, int block0) {
-    constexpr int N = R > 2 ? 2 : 4;
+    constexpr int N = R > 1 ? 2 : 4;
     float* sums[R];
     for (int r = 0; r < R; r++) sums[r] = rows.now + int64_t(r0 + r) * s.state;
     for (int t = 0; t < TILES; t += N)
         int4_scores<R, N>(q + r0 * k_groups, k_groups, tiles + t, next_k + t, p + t * TILE);
     for (int r = 0; r < R; r++)
         softmax_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, nullptr, nullptr);
-    for (int g = 0; g < groups_of(s.v_dim); g++) {
+    // All at once: each waits for its largest number, and the processor has others to go on with.
+    for (int g = 0; g < groups_of(s.v_dim); g++)
         for (int r = 0; r < R; r++) {
             vf w[TILES], nothing = zero();
             for (int t = 0; t < TILES; t++) {  // what is not seen may be anything
@@ -205,10 +206,10 @@ void Int4Block::run_rows(int r0, int block0) {
             }
             float* sum = sums[r] + s.v_pad;
             store(sum, add(load(sum), nothing));
-            weights[r].make(w);
+            weights[g * AT_ONCE + r].make(w);
         }
-        int4_sums<R>(weights, g, tiles, first, last, next_v, sums, g * GROUP_4 + 16 < s.v_pad);
-    }
+    for (int g = 0; g < groups_of(s.v_dim); g++)
+        int4_sums<R>(weights + g * AT_ONCE, g, tiles, first, last, next_v, sums, g * GROUP_4 + 16 < s.v_pad);
 }
 
 void Int4Block::run_block(int block0) {

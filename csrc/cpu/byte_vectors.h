@@ -196,5 +196,18 @@ static inline vi look_up(vi nibbles, const int8_t* table) {
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #endif
 
+// Whole numbers from -32768 to 32639 as 256 * high + low.
+RADIX_INLINE void store_halves(vf whole, int8_t* high, int8_t* low) {
+#if defined(__AVX512F__)
+    const __m512i x = _mm512_cvtps_epi32(whole.v);
+    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
+    _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
+    _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(x));
+#else
+    const vf upper = vround(mul(add(whole, set1(0.5f)), set1(1.0f / 256.0f)));  // no ties
+    store_i8(high, upper), store_i8(low, fnma(upper, set1(256.0f), whole));
+#endif
+}
+
 }  // namespace RADIX_ISA
 }  // namespace radix

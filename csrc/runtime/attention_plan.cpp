@@ -114,8 +114,9 @@ class Sharing {
     }
 };
 
-constexpr int LONG_SPLITS =
-    4;  // of one head: more would evict second-level cache before the next head reads it
+// Splits of one head at a time: more would evict second-level cache before the next head reads it.
+constexpr int LONG_SPLITS = 4;
+static int piece_splits(const Cache& c) { return c.dtype == 6 ? 4 : 2; }  // int4 has a fourth of the bytes
 
 // Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
 // where others wrote the first ones.
@@ -124,7 +125,8 @@ void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int memb
     const int q = a.query_start[s + 1] - a.query_start[s], heads = a.cache.kv_heads, group = a.heads / heads;
     const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
     int pieces = std::min(s1 - s0, want);
-    if (s1 - s0 > LONG_SPLITS && q * group <= 16) pieces = std::max(pieces, (s1 - s0) / 2);
+    if (s1 - s0 > LONG_SPLITS && q * group <= 16)
+        pieces = std::max(pieces, (s1 - s0) / piece_splits(a.cache));
     if (pieces <= 1 && member < 0) {
         for (int h = 0; h < heads; h++) short_tasks.push_back({s, 0, q, h, s0, s1, -1});
         return;
