@@ -1,14 +1,17 @@
-"""A decode step at 32,768 tokens, dense and with double sparsity: a model of Qwen3-0.6B's shape,
-dummy weights, random keys and values, 2 threads.
+"""A decode step at 32,768 tokens, dense and with double sparsity, or over int8 and int4 caches: a
+model of Qwen3-0.6B's shape, dummy weights, random keys and values.
 
     PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype bf16 --quantization w8a8_int8
+    PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype int4 --quantization w8a8_int8
 """
 
 import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -78,36 +81,55 @@ def _batch(backend: AttentionBackend, num_pages: int) -> ForwardBatch:
     )
 
 
-def main() -> None:
-    """Print the shortest of several steps of either kind, in turn."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kv-cache-dtype", default="bf16", choices=["bf16", "int8"])
-    parser.add_argument("--quantization")
-    args = parser.parse_args()
-    native().set_max_threads(2)
-    model = _model(args.quantization)
-    channels = torch.stack([torch.randperm(HEAD)[:CHANNELS] for _ in range(KV_HEADS)]).int()
-    sparsity = DoubleSparsity(dict.fromkeys(range(LAYERS), channels.contiguous()), CHOSEN, 0)
+def _step(model: Model, cache: str, sparsity: DoubleSparsity | None) -> Callable[[bool], float]:
+    """Runs a step, dense or sparse, and returns its seconds."""
     backend = make_backend("cpu", model.kv_groups, bind("cpu"), CPU, sparsity=sparsity)
-    dtype, num_pages = BY_FLAG[args.kv_cache_dtype], TOKENS // PAGE + 1
-    pool = backend.make_pool(model.kv_groups[0], num_pages, PAGE, dtype)
+    num_pages = TOKENS // PAGE + 1
+    pool = backend.make_pool(model.kv_groups[0], num_pages, PAGE, BY_FLAG[cache])
     pool.store(0, torch.arange(PAGE, PAGE + TOKENS), *torch.randn(2, TOKENS, KV_HEADS, HEAD))
     for tensor in pool.tensors:
         tensor[1:].copy_(tensor[:1].expand_as(tensor[1:]))
-    program = make_program(model, backend)
+    program, batch = make_program(model, backend), _batch(backend, num_pages)
     assert program is not None
-    batch = _batch(backend, num_pages)
-    best = {"dense": float("inf"), "sparse": float("inf")}
+
+    def run(is_sparse: bool) -> float:
+        backend.sparsity = sparsity if is_sparse else None
+        start_s = time.perf_counter()
+        backend.begin(batch)
+        program.logits(batch)
+        return time.perf_counter() - start_s
+
+    return run
+
+
+def main() -> None:
+    """Print the medians of both steps, run in turn, and of their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kv-cache-dtype", default="bf16", choices=["bf16", "int8", "int4"])
+    parser.add_argument("--quantization")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    native().set_max_threads(args.threads)
+    model = _model(args.quantization)
+    if args.kv_cache_dtype == "int4":
+        names, first, second = (
+            ("int8", "int4"),
+            _step(model, "int8", None),
+            _step(model, "int4", None),
+        )
+    else:
+        channels = torch.stack([torch.randperm(HEAD)[:CHANNELS] for _ in range(KV_HEADS)]).int()
+        sparsity = DoubleSparsity(dict.fromkeys(range(LAYERS), channels.contiguous()), CHOSEN, 0)
+        names, first = ("dense", "sparse"), _step(model, args.kv_cache_dtype, sparsity)
+        second = first
+    seconds = []
     with torch.inference_mode():
-        for _ in range(7):
-            for name, chosen in (("dense", None), ("sparse", sparsity)):
-                backend.sparsity = chosen
-                start_s = time.perf_counter()
-                backend.begin(batch)
-                program.logits(batch)
-                best[name] = min(best[name], time.perf_counter() - start_s)
-    dense, sparse = (1e3 * best[name] for name in ("dense", "sparse"))
-    print(f"dense {dense:.1f} ms, sparse {sparse:.1f} ms, {dense / sparse:.2f} times")
+        for _ in range(args.rounds + 1):
+            seconds.append((first(False), second(second is first)))
+    before, after = (1e3 * median(column) for column in zip(*seconds[1:], strict=True))
+    ratio = median(x / y for x, y in seconds[1:])
+    print(f"{names[0]} {before:.1f} ms, {names[1]} {after:.1f} ms, {ratio:.2f} times")
 
 
 if __name__ == "__main__":
