@@ -331,8 +331,15 @@ def test_int4_is_refused_where_rows_are_gathered(tmp_path: Path) -> None:
 
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+EAGLE3 = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
 OPTIONS: list[dict[str, Any]] = [
     {},
+    {**EAGLE3},
+    {**EAGLE3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6},
+    {"speculative_algorithm": "STANDALONE", "grammar_backend": "llguidance"},
+    {"pp_size": 2},
+    {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    {"lora_paths": ["upper=zoo/models/radix-tiny-lora-upper"]},
     {"attention_backend": "torch_native"},
     {"chunked_prefill_size": 64, "page_size": 64},
     {"speculative_algorithm": "NGRAM"},
@@ -350,6 +357,9 @@ def test_tokens_of_an_engine(tmp_path: Path) -> None:
     than those of dense attention."""
     sparse = _channels_of_radix_tiny(tmp_path)
     params = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    drawn = {"temperature": 0.9, "max_new_tokens": 12, "sampling_seed": 5, "n": 3}
+    schema = json.dumps({"type": "object", "properties": {"fox": {"type": "string"}}})
+    bound = {"temperature": 0, "max_new_tokens": 24, "json_schema": schema}
     prompts = [TEXT, TEXT + "Then", "Once upon a time"]
     found = []
     for options in ({"is_dense": True}, *OPTIONS):
@@ -357,13 +367,15 @@ def test_tokens_of_an_engine(tmp_path: Path) -> None:
         with Engine(max_total_tokens=2048, log_level="error", **chosen, **options) as engine:
             together = [one["output_ids"] for one in engine.generate(prompts, params)]
             alone = [engine.generate(one, params)["output_ids"] for one in prompts]
+            more = [one["output_ids"] for one in engine.generate(TEXT, drawn)]
+            more.append(engine.generate(TEXT, bound)["output_ids"])
             # its output is now part of a prompt: dense, whatever has been computed before
             talk = TEXT + engine.generate(TEXT, params)["text"] + " And then"
             again = engine.generate(talk, params)["output_ids"]
             engine.flush_cache()
             assert engine.generate(talk, params)["output_ids"] == again
         assert alone == together
-        found.append([*alone, again])
+        found.append([*alone, *more, again])
     dense, *others = found
     assert all(other == others[0] for other in others)
     assert dense != others[0]
