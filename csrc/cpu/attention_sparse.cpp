@@ -1,230 +1,10 @@
 // Double sparsity (arXiv:2408.07092): a query scores all tokens by the labels of their keys, then attends to
 // the best ones. Its numbers depend on nothing but its own sequence: sums of labels are integers, of equal
 // scores the earlier token is chosen, chosen tokens are attended to in order, in splits of 512.
-#include <algorithm>
-
-#include "heavy.h"
-#include "softmax.h"
+#include "heavy_tokens.h"
 
 namespace radix {
 namespace RADIX_ISA {
-
-constexpr int SCORED = 1024;              // tokens of a scoring task
-constexpr int BINS = 2048;                // of the histogram that finds the least chosen score
-constexpr float LABEL_MOST = 16383.0f;    // of a query's: 512 products with an int8 fit an int32
-constexpr float LEAST_SCORE = -3.0e38f;   // what a key that is not finite scores
-constexpr int64_t WAVE_BYTES = 64 << 20;  // of the rows that are worked on at a time
-
-// Places of what a row's heads leave for the next phase.
-struct SparsePlaces {
-    int64_t labels, scores, chosen, state, splits, partials, head;  // bytes; head: of all that a head has
-    int64_t rows;                                                   // at a time
-    explicit SparsePlaces(const SparseArgs& s) {
-        const Heavy& h = *s.a.cache.heavy;
-        auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-        labels = lines(label_pairs(h) * 4);
-        scores = lines((s.max_len + 15) / 16 * 64);
-        chosen = lines((h.top + 16) * 4);
-        splits = (h.top + SPLIT - 1) / SPLIT;
-        state = state_floats(s.a.cache.v_dim);
-        partials = lines(splits * state * 4);
-        head = labels + scores + chosen + partials;
-        rows = std::clamp<int64_t>(WAVE_BYTES / (head * s.a.heads), 1, std::max(1, s.num_rows));
-    }
-};
-struct SparseHead {
-    int16_t* labels;
-    float* scores;
-    int32_t* chosen;
-    float* partials;
-    SparseHead(const SparsePlaces& p, char* memory, int64_t index) {
-        char* at = memory + index * p.head;
-        labels = (int16_t*)at, scores = (float*)(at += p.labels), chosen = (int32_t*)(at += p.scores);
-        partials = (float*)(at + p.chosen);
-    }
-};
-
-// A query's heavy channels as integers. Their scale is of no use: all scores of the query have it.
-static void label_query(const SparseArgs& s, const SparseRow& row, int head, int16_t* out) {
-    const AttnArgs& a = s.a;
-    const Heavy& h = *a.cache.heavy;
-    const float* q = a.q + int64_t(row.token) * a.ldq + int64_t(head) * a.q_head;
-    const int32_t* channels = h.channels + int64_t(head / (a.heads / a.cache.kv_heads)) * h.width;
-    float most = 0.0f;
-    for (int i = 0; i < h.width; i++) most = std::max(most, std::fabs(q[channels[i]]));
-    const float scale = most / LABEL_MOST;
-    for (int i = 0; i < 2 * label_pairs(h); i++)
-        out[i] = i < h.width && scale > 0 ? int16_t(std::nearbyint(q[channels[i]] / scale)) : int16_t(0);
-}
-
-// Sums of products of 16 tokens' labels with those of G queries, as floats.
-template <int G>
-RADIX_INLINE void label_products(const int8_t* tile, const SparseHead* heads, int pairs, vf (&out)[G]) {
-    auto both = [](const int16_t* q) {
-        int32_t x;
-        std::memcpy(&x, q, 4);
-        return x;
-    };
-#if defined(__AVX512BW__)
-    __m512i sum[G];
-    for (int g = 0; g < G; g++) sum[g] = _mm512_setzero_si512();
-    for (int p = 0; p < pairs; p++) {
-        const __m512i k = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(tile + p * 2 * TILE)));
-        for (int g = 0; g < G; g++)
-            sum[g] = _mm512_add_epi32(sum[g],
-                                      _mm512_madd_epi16(k, _mm512_set1_epi32(both(heads[g].labels + 2 * p))));
-    }
-    for (int g = 0; g < G; g++) out[g] = {_mm512_cvtepi32_ps(sum[g])};
-#elif defined(__AVX2__)
-    __m256i sum[G][2];
-    for (int g = 0; g < G; g++) sum[g][0] = sum[g][1] = _mm256_setzero_si256();
-    for (int p = 0; p < pairs; p++)
-        for (int half = 0; half < 2; half++) {
-            const __m256i k =
-                _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(tile + p * 2 * TILE + half * TILE)));
-            for (int g = 0; g < G; g++)
-                sum[g][half] = _mm256_add_epi32(
-                    sum[g][half], _mm256_madd_epi16(k, _mm256_set1_epi32(both(heads[g].labels + 2 * p))));
-        }
-    for (int g = 0; g < G; g++) out[g] = {_mm256_cvtepi32_ps(sum[g][0]), _mm256_cvtepi32_ps(sum[g][1])};
-#else
-    (void)both;
-    for (int g = 0; g < G; g++) {
-        int32_t sum[TILE] = {0};
-        for (int p = 0; p < pairs; p++)
-            for (int t = 0; t < TILE; t++)
-                for (int i = 0; i < 2; i++)
-                    sum[t] += int32_t(tile[(p * TILE + t) * 2 + i]) * heads[g].labels[2 * p + i];
-        float numbers[TILE];
-        for (int t = 0; t < TILE; t++) numbers[t] = float(sum[t]);
-        out[g] = load(numbers);
-    }
-#endif
-}
-template <int G>
-static void score_tile(const int8_t* tile, const SparseHead* heads, int pairs, int token, int len) {
-    vf sum[G];
-    label_products<G>(tile, heads, pairs, sum);
-    const vf scale = load((const float*)(tile + pairs * 2 * TILE));
-    for (int g = 0; g < G; g++)
-        store(heads[g].scores + token,
-              keep_lanes(vmax(mul(sum[g], scale), set1(LEAST_SCORE)), 0, len - token, zero()));
-}
-
-// Tokens [begin, end) of a row for all heads: those of a page are neighbours.
-static void score_range(const SparseArgs& s, const SparsePlaces& places, int64_t index, const SparseRow& row,
-                        int begin, int end) {
-    constexpr int AHEAD = 4;  // tiles
-    const AttnArgs& a = s.a;
-    const Cache& c = a.cache;
-    const int group = a.heads / c.kv_heads, pairs = label_pairs(*c.heavy), per_page = c.page_size / TILE;
-    const int32_t* pages = a.page_table + int64_t(row.seq) * a.ldp;
-    auto tile_of = [&](int tile, int head) {
-        return labels_at(c, pages[tile / per_page], head, tile % per_page);
-    };
-    const int last = (row.kv_len - 1) / TILE;
-    for (int tile = begin / TILE; tile * TILE < end; tile++)
-        for (int k = 0; k < c.kv_heads; k++) {
-            prefetch_bytes(tile_of(std::min(tile + AHEAD, last), k), label_bytes(*c.heavy));
-            const int8_t* labels = tile_of(tile, k);
-            for (int g = 0; g < group;) {
-                SparseHead heads[2] = {
-                    {places, s.work, index * a.heads + k * group + g},
-                    {places, s.work, index * a.heads + k * group + std::min(g + 1, group - 1)}};
-                if (g + 1 < group)
-                    score_tile<2>(labels, heads, pairs, tile * TILE, row.kv_len), g += 2;
-                else
-                    score_tile<1>(labels, heads, pairs, tile * TILE, row.kv_len), g += 1;
-            }
-        }
-}
-
-// Bits of the lanes with lo <= x < hi.
-RADIX_INLINE uint32_t lanes_within(vf x, float lo, float hi) {
-#if defined(__AVX512F__)
-    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(lo), _CMP_GE_OQ), x.v,
-                                   _mm512_set1_ps(hi), _CMP_LT_OQ);
-#else
-    float all[16];
-    store(all, x);
-    uint32_t bits = 0;
-    for (int i = 0; i < 16; i++) bits |= uint32_t(all[i] >= lo && all[i] < hi) << i;
-    return bits;
-#endif
-}
-
-// Scores as numbers of bins, a monotone map; which is the bin of the n-th best?
-class ScoreBins {
-  public:
-    ScoreBins(const float* x, int count) : scores(x), n(count) {
-        vf most = set1(-INFINITY), least = set1(INFINITY);
-        for (int i = 0; i + 16 <= n; i += 16)
-            most = vmax(most, load(x + i)), least = vmin(least, load(x + i));
-        float hi = lane_max(most);
-        low = -lane_max(sub(zero(), least));
-        for (int i = n / 16 * 16; i < n; i++) hi = std::max(hi, x[i]), low = std::min(low, x[i]);
-        const float width = hi - low;  // infinite: all in one bin, which is only slow
-        factor = width > 0 && width < INFINITY ? float(BINS - 1) / width : 0.0f;
-    }
-    // The bin, as a whole and a fraction, of 16 scores.
-    vf of(int i) const {
-        const vf x = mul(sub(load(scores + i), set1(low)), set1(factor));
-        return vmin(vmax(x, zero()), set1(float(BINS - 1)));
-    }
-    // `wanted` becomes how many of that bin belong to the best.
-    int bin_of(int& wanted, int32_t* counts) const {
-        std::fill(counts, counts + BINS, 0);
-        for (int i = 0; i < n; i += 16) {
-            alignas(64) float bins[16];
-            store(bins, of(i));
-            for (int j = 0, in = lanes_at(i, n); j < in; j++) counts[int(bins[j])]++;
-        }
-        int bin = BINS - 1;
-        for (; counts[bin] < wanted; bin--) wanted -= counts[bin];
-        return bin;
-    }
-
-  private:
-    const float* scores;
-    int n;
-    float low, factor;
-};
-
-// The positions of the best `top` of n scores, in order; all of them where n <= top. The pads of `scores`
-// and of `out` are 16 numbers. `memory`: BINS + n numbers.
-static void choose_best(const float* scores, int n, int top, int32_t* out, int32_t* memory) {
-    if (n <= top) {
-        for (int i = 0; i < n; i++) out[i] = i;
-        return;
-    }
-    const ScoreBins bins(scores, n);
-    int wanted = top, num_found = 0;
-    const int bin = bins.bin_of(wanted, memory);
-    int32_t* found = memory + BINS;
-    auto valid = [&](int i) { return (1u << lanes_at(i, n)) - 1u; };
-    for (int i = 0; i < n; i += 16)
-        for (uint32_t m = lanes_within(bins.of(i), float(bin), float(bin + 1)) & valid(i); m; m &= m - 1)
-            found[num_found++] = i + __builtin_ctz(m);
-    std::nth_element(found, found + wanted - 1, found + num_found, [&](int32_t x, int32_t y) {
-        return scores[x] > scores[y] || (scores[x] == scores[y] && x < y);
-    });
-    const int last = found[wanted - 1];  // of the best, the least
-    const float least = scores[last];
-    for (int i = 0, count = 0; i < n; i += 16) {
-        const vf x = load(scores + i);
-        uint32_t equal = lanes_within(x, least, std::nextafter(least, INFINITY));
-        if (last < i + 15) equal &= last < i ? 0u : (2u << (last - i)) - 1u;
-        const uint32_t m = (lanes_within(x, std::nextafter(least, INFINITY), INFINITY) | equal) & valid(i);
-#if defined(__AVX512F__)
-        alignas(64) static const int32_t order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const __m512i at = _mm512_add_epi32(_mm512_load_si512(order), _mm512_set1_epi32(i));
-        _mm512_storeu_si512(out + count, _mm512_maskz_compress_epi32(__mmask16(m), at));
-        count += __builtin_popcount(m);
-#else
-        for (uint32_t rest = m; rest; rest &= rest - 1) out[count++] = i + __builtin_ctz(rest);
-#endif
-    }
-}
 
 // Up to 64 chosen tokens of a head.
 struct ChosenBlock {
@@ -260,11 +40,15 @@ class ChosenTokens {
         }
     }
     // Asks for token i, which is somewhere in memory; many at once would stall each other.
-    RADIX_INLINE void prefetch(const ChosenBlock& b, int i) const {
+    RADIX_INLINE void prefetch_k(const ChosenBlock& b, int i) const {
         if (i >= b.count) return;
-        const int size = dtype_size(c.dtype);
-        prefetch_bytes(b.k[i], c.k_dim * size), prefetch_bytes(b.v[i], c.v_dim * size);
-        if (b.k_scale[i]) __builtin_prefetch(b.k_scale[i]), __builtin_prefetch(b.v_scale[i]);
+        prefetch_bytes(b.k[i], c.k_dim * dtype_size(c.dtype));
+        if (b.k_scale[i]) __builtin_prefetch(b.k_scale[i], 0, 2);
+    }
+    RADIX_INLINE void prefetch_v(const ChosenBlock& b, int i) const {
+        if (i >= b.count) return;
+        prefetch_bytes(b.v[i], c.v_dim * dtype_size(c.dtype));
+        if (b.v_scale[i]) __builtin_prefetch(b.v_scale[i], 0, 2);
     }
 
   private:
@@ -280,7 +64,7 @@ static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& to
         vf r[16];
         for (int t = 0; t < 16; t++) {
             r[t] = zero();
-            tokens.prefetch(next, t0 + t);
+            tokens.prefetch_k(next, t0 + t);
             if (t0 + t >= b.count) continue;
             for (int i = 0; i < s.k_dim; i += 16)
                 r[t] = fma(load(q + i), load_part<DTYPE>(b.k[t0 + t], i, s.k_dim), r[t]);
@@ -292,19 +76,25 @@ static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& to
     }
 }
 template <int DTYPE>
-static void chosen_sums(const Shape& s, const float* p, const ChosenBlock& b, float* state) {
+static void chosen_sums(const Shape& s, const float* p, const ChosenTokens& tokens, const ChosenBlock& b,
+                        const ChosenBlock& next, float* state) {
     constexpr int N = 8;
     int at = 0;
     for (; at + N * 16 <= s.v_dim; at += N * 16) {
         vf sum[N];
         for (int c = 0; c < N; c++) sum[c] = load(state + at + c * 16);
-        for (int t = 0; t < b.count; t++)
+        for (int t = 0; t < b.count; t++) {
+            if (at == 0) tokens.prefetch_v(next, t);
             for (int c = 0; c < N; c++) sum[c] = fma(set1(p[t]), load_kv<DTYPE>(b.v[t], at + c * 16), sum[c]);
+        }
         for (int c = 0; c < N; c++) store(state + at + c * 16, sum[c]);
     }
     for (; at < s.v_dim; at += 16) {
         vf sum = load(state + at);
-        for (int t = 0; t < b.count; t++) sum = fma(set1(p[t]), load_part<DTYPE>(b.v[t], at, s.v_dim), sum);
+        for (int t = 0; t < b.count; t++) {
+            if (at == 0) tokens.prefetch_v(next, t);
+            sum = fma(set1(p[t]), load_part<DTYPE>(b.v[t], at, s.v_dim), sum);
+        }
         store(state + at, sum);
     }
 }
@@ -322,7 +112,7 @@ static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, c
     const ChosenTokens tokens(s, row, head / shape.group);
     ChosenBlock blocks[2];
     tokens.open(chosen, std::min(count, BLOCK), blocks[0]);
-    for (int i = 0; i < BLOCK; i++) tokens.prefetch(blocks[0], i);
+    for (int i = 0; i < BLOCK; i++) tokens.prefetch_k(blocks[0], i), tokens.prefetch_v(blocks[0], i);
     clear_state(state, shape);
     for (int t = 0, which = 0; t < count; t += BLOCK, which ^= 1) {
         const ChosenBlock& b = blocks[which];
@@ -332,7 +122,7 @@ static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, c
         chosen_scores<DTYPE>(shape, q, tokens, b, next, p);
         online_softmax(a, shape, p, scaled ? k_scale : nullptr, scaled ? v_scale : nullptr, state,
                        VisibleRange{0, b.count, 0.0f, 0.0f});
-        chosen_sums<DTYPE>(shape, p, b, state);
+        chosen_sums<DTYPE>(shape, p, tokens, b, next, state);
     }
     close_split(shape, state);
 }
@@ -369,14 +159,18 @@ static void sparse_wave(const SparseArgs& s, const SparsePlaces& places, int64_t
         ctx.barrier();
     };
     auto head_at = [&](int64_t row, int64_t head) { return SparseHead(places, s.work, row * heads + head); };
-    each(heads,
-         [&](const SparseRow& row, int64_t r, int h) { label_query(s, row, h, head_at(r, h).labels); });
+    const int group = a.heads / a.cache.kv_heads;
+    each(a.cache.kv_heads, [&](const SparseRow& row, int64_t r, int k) {
+        for (int h = k * group; h < (k + 1) * group; h++) label_query(s, row, h, head_at(r, h).labels);
+        guess_least(s, places, r * heads + k * group, group, RowLabels(s, row, k), (int32_t*)ctx.local());
+    });
     each(ranges, [&](const SparseRow& row, int64_t r, int range) {
-        score_range(s, places, r, row, range * SCORED, std::min((range + 1) * SCORED, row.kv_len));
+        if (range * SCORED < row.kv_len) score_range(s, places, r, row, range);
     });
     each(heads, [&](const SparseRow& row, int64_t r, int h) {
+        const int n = join_candidates(places, s, row, r * heads + h, h / group);
         const SparseHead head = head_at(r, h);
-        choose_best(head.scores, row.kv_len, top, head.chosen, (int32_t*)ctx.local());
+        choose_best(head.scores, head.tokens, n, top, head.chosen, (int32_t*)ctx.local());
     });
     const AttendChosen attend = attend_chosen_of(a.cache.dtype);
     each(heads * places.splits, [&](const SparseRow& row, int64_t r, int part) {

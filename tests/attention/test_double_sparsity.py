@@ -128,6 +128,18 @@ def test_more_than_a_split_of_chosen_tokens() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@needs_cpu
+@pytest.mark.parametrize("is_uneven", [False, True])
+def test_candidates_of_a_long_sequence(is_uneven: bool) -> None:
+    """Uneven: the best tokens are those that are sampled first, so that too few others follow."""
+    case = Case.random(SITE, [(1, 2600), (2, 700)], 16, 3)
+    if is_uneven:
+        for k in case.k:
+            k[torch.arange(len(k)) % 256 < 16] *= 10
+    ours, theirs = (_run(name, case, _sparsity(40, 0)) for name in ("cpu", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_of_equal_scores_the_earlier_token_is_chosen() -> None:
     q, k = torch.randn(6, 20), torch.randn(1, 2, 20).expand(9, 2, 20)
     channels = torch.arange(4).int().expand(2, 4)
