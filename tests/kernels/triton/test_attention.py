@@ -71,24 +71,22 @@ def test_a_row_of_nan_stays_nan_with_scales(dtype: torch.dtype) -> None:
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=9),
     st.sampled_from([1, 4, 16]),
     st.integers(1, 40),
-    st.sampled_from([0, 4]),
     st.sampled_from([UNBOUNDED, 64]),
     st.sampled_from([(1, UNBOUNDED), (1, 1), (2, UNBOUNDED)]),
 )
 def test_a_plan_covers_every_block_of_every_sequence_once(
-    shapes: list[tuple[int, int]], tokens: int, workers: int, own: int, min_split_len: int,
+    shapes: list[tuple[int, int]], tokens: int, workers: int, min_split_len: int,
     queries: tuple[int, int],
 ) -> None:  # fmt: skip
-    check_plan(shapes, Cut(tokens, 16, workers, min_split_len, UNBOUNDED, *queries, own))
+    check_plan(shapes, Cut(tokens, 16, workers, min_split_len, UNBOUNDED, *queries))
 
 
-@pytest.mark.parametrize("own", [0, 4])
-def test_a_plan_of_more_sequences_than_a_block_holds(own: int) -> None:
+def test_a_plan_of_more_sequences_than_a_block_holds() -> None:
     g = torch.Generator().manual_seed(3)
     counts = torch.where(torch.rand(2500, generator=g) < 0.01, 23, 1).tolist()
     before = torch.randint(0, 400, (2500,), generator=g).tolist()
     shapes = list(zip(counts, before, strict=True))
-    check_plan(shapes, Cut(4, 16, 6000, 64, UNBOUNDED, 1, UNBOUNDED, own))
+    check_plan(shapes, Cut(4, 16, 6000, 64, UNBOUNDED, 1, UNBOUNDED))
 
 
 def check_plan(shapes: list[tuple[int, int]], cut: Cut) -> None:
