@@ -7,11 +7,9 @@ fail. See docs/design/weights.md.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from radixlm.arch.hf import describe, load_config
 from radixlm.base.errors import CheckpointError, InvalidRequest, RadixError
+from radixlm.base.heap import trim_heap
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
@@ -355,5 +354,4 @@ def _file_digest(path: Path, *version: int) -> str:
 def _give_back_memory() -> None:
     """Return freed memory of torch's allocator and of the C heap to the system."""
     torch.cuda.empty_cache()  # of no effect without a GPU
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()

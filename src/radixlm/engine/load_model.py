@@ -14,6 +14,7 @@ from radixlm.arch.names import layers_left_out
 from radixlm.arch.quant_methods import MXFP4
 from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError
+from radixlm.base.heap import trim_heap
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
@@ -140,6 +141,8 @@ def fill(
             report, recorder = read(), None
         if packed and recorder:
             report = packed.keep(model, report)
+        if source.load_format == "dummy":  # numbers were drawn on the heap, not mapped from files
+            trim_heap()
     return report
 
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.heap import trim_heap
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
@@ -208,5 +207,4 @@ def _nothing() -> None:
 def give_back_heap() -> None:
     """Return what is not used any more to the system, freed memory of the C heap too."""
     gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
