@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.openai.conversation import (
 )
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.openai.usage import spec_details, usage
+from radixlm.entrypoints.http.openai.usage import spec_details, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import (
@@ -238,10 +238,9 @@ class _Counter:
 
 async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     """The role, deltas and one finish reason a choice; then the usage if asked for; then [DONE]."""
-    options = chat.session.body.stream_options
-    default = chat.session.state.config.serve.stream_response_default_include_usage
-    wants_usage = default or bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
+    wants_usage, continuous = wanted_usage(
+        chat.session.body.stream_options, chat.session.state.config.serve
+    )
     counter = _Counter(chat)
     started: dict[int, set[int]] = {}
     is_first = True

@@ -29,7 +29,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     sampling_of,
     truncated,
 )
-from radixlm.entrypoints.http.openai.usage import spec_details, usage
+from radixlm.entrypoints.http.openai.usage import spec_details, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
@@ -266,10 +266,7 @@ def _lists(call: Call) -> CompletionLogprobs:
 
 async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     """Chunks, then the usage if asked for, then [DONE]."""
-    options = call.body.stream_options
-    default = call.state.config.serve.stream_response_default_include_usage
-    wants_usage = default or bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
+    wants_usage, continuous = wanted_usage(call.body.stream_options, call.state.config.serve)
     lists: dict[int, CompletionLogprobs] = {}
     totals: dict[int, Output] = {}
     texts: dict[int, str] = {}

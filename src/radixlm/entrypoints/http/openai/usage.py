@@ -4,9 +4,17 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
-from radixlm.entrypoints.http.openai.protocol import Generation
+from radixlm.config.serve import ServeConfig
+from radixlm.entrypoints.http.openai.protocol import Generation, StreamOptions
 from radixlm.entrypoints.native.response import spec_fields
 from radixlm.intake.records import Output
+
+
+def wanted_usage(options: StreamOptions | None, serve: ServeConfig) -> tuple[bool, bool]:
+    """Whether a stream ends with the usage, and whether every chunk has it."""
+    options = options or StreamOptions()
+    at_end = options.include_usage or serve.stream_response_default_include_usage
+    return bool(at_end), bool(options.continuous_usage_stats)
 
 
 def usage(
