@@ -19,7 +19,7 @@ from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -189,7 +189,7 @@ def _runner(limits: Limits) -> Runner:
         page_size, eos_ids=(0,), max_tokens=limits.step_tokens, detect_bad=False
     )
     runner = Runner(RunnerParts(model, model, tables, sampling, device=device), options)
-    runner.capture(DecodeGraphs(device, (slots,)))
+    runner.recorded.capture(StepGraphs(device, (slots,)))
     return runner
 
 

@@ -102,7 +102,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop every reference to tensors."""
-        self.runner.graphs = None  # type: ignore[assignment]
+        self.runner.recorded.drop()
         del self.replica, self.scheduler, self.runner
 
     @torch.inference_mode()

@@ -41,7 +41,7 @@ with radixlm.Engine(device="cuda", log_level="error", **asked["options"]) as eng
         for more in asked["calls"]
     ]
     runner = engine._engine._serving.scheduler.executor
-    facts = [type(runner.device).__name__, runner.graphs.sizes]
+    facts = [type(runner.device).__name__, runner.recorded.decodes.sizes]
 print("@" + json.dumps([made, facts, dict(cuda.WAITS)]))
 """
 

@@ -16,16 +16,17 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
 from radixlm.executor.device import CpuDevice, CudaDevice, cuda_device
+from radixlm.executor.graphs import GraphSizes
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Items, StepPlan
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 MIB = 1 << 20
-WEIGHTS, STEP, GRAPHS = 3 * MIB, 2 * MIB, MIB
+WEIGHTS, STEP, GRAPHS, PROMPT = 3 * MIB, 2 * MIB, MIB, MIB // 2
 
 
 class Account(CudaDevice):
-    """A card of 30 MiB: the weights take 3, the largest steps 2 and 1."""
+    """A card of 30 MiB: the weights take 3, the largest steps 2, and graphs 1.5."""
 
     is_synchronous = True
 
@@ -33,7 +34,7 @@ class Account(CudaDevice):
         self._cpu = CpuDevice()
         self.where = self._cpu.where
         self.is_loaded = False
-        self.peaks = iter((STEP, STEP, GRAPHS))  # of prompts, of drafts, of decodes
+        self.peaks = iter((STEP, STEP, GRAPHS, PROMPT))  # of prompts, drafts, decodes, prompts
         for name in ("launch", "record", "pinned", "upload", "download", "capture"):
             setattr(self, name, getattr(self._cpu, name))
 
@@ -55,7 +56,7 @@ class Account(CudaDevice):
 def card(monkeypatch: pytest.MonkeyPatch) -> Account:
     account = Account()
     monkeypatch.setattr(assembly, "open_device", lambda config: account)
-    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: (1, 2))
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 2), (16, 32)))
     monkeypatch.setattr(gpu, "GRAPH_BYTES", 100_000)
     monkeypatch.delitem(resolving.CPU_DEFAULTS, "mem_fraction_static")
     return account
@@ -86,7 +87,9 @@ def test_the_cache_gets_the_memory_that_the_largest_steps_leave(
     with _engine(max_running_requests=200) as engine:
         kv_bytes = engine._engine._serving._facts["kv_bytes"]
         answer = _answer(engine)
-    want = 30 * MIB - WEIGHTS - STEP - GRAPHS - 2 * 100_000 - int(30 * MIB * gpu.SPARE_SHARE)
+    want = (
+        30 * MIB - WEIGHTS - STEP - GRAPHS - PROMPT - 4 * 100_000 - int(30 * MIB * gpu.SPARE_SHARE)
+    )
     assert 0.97 * want < kv_bytes <= want
     tried = [plan for plan in plans[:8] if Items.of(plan.items).drafts is None][:3]
     # a step full of prompts with all requests, then the decodes of the largest graph

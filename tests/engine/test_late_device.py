@@ -12,6 +12,7 @@ import pytest
 import radixlm
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
+from radixlm.executor.graphs import GraphSizes
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter
@@ -50,23 +51,23 @@ def _answers(folder: object, is_quick: bool, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("architecture", "sizes"),
     [
-        ("Qwen3ForCausalLM", (3,)),
-        pytest.param("Qwen3ForCausalLM", (1, 2, 4), marks=pytest.mark.slow),
-        pytest.param("Gemma3ForCausalLM", (1, 2, 4), marks=pytest.mark.slow),
+        ("Qwen3ForCausalLM", GraphSizes((3,), (10, 12))),
+        pytest.param("Qwen3ForCausalLM", GraphSizes((1, 2, 4), (8, 16)), marks=pytest.mark.slow),
+        pytest.param("Gemma3ForCausalLM", GraphSizes((1, 2, 4), (8, 16)), marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
-    architecture: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    architecture: str, sizes: GraphSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, is_quick = cached_tiny(architecture, num_hidden_layers=2), len(sizes) == 1
+    folder, is_quick = cached_tiny(architecture, num_hidden_layers=2), len(sizes.decodes) == 1
     want = _answers(folder, is_quick, attention_backend="torch_native")
     device = SimulatedDevice(1, eagerness=0.3)
-    replayed: list[int] = []
+    replayed: list[tuple[int, int]] = []
 
-    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        replay = runner.graphs.replay
-        runner.graphs.replay = lambda size: (replayed.append(size), replay(size))[1]
+        _note_replays(runner.recorded.decodes, 1, replayed)
+        _note_replays(runner.recorded.prompts, 0, replayed)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
     for module in ("limits", "parts"):
@@ -74,7 +75,9 @@ def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
     monkeypatch.setattr(assembly, "record_graphs", record)
     assert _answers(folder, is_quick, attention_backend="triton") == want
-    assert replayed and set(sizes) >= set(replayed)
+    decodes, prompts = ({size for size, kind in replayed if kind == is_of} for is_of in (1, 0))
+    assert decodes and set(sizes.decodes) >= decodes
+    assert prompts and set(sizes.prompts) >= prompts
     assert device.most_waiting > 1
 
 
@@ -84,13 +87,13 @@ def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyP
     wanted = _answers(folder, True, attention_backend="torch_native")
     device, replayed = SimulatedDevice(2, eagerness=0.3), list[tuple[int, int]]()
 
-    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        for width, graphs in {1: runner.graphs, **runner.draft_graphs}.items():
+        for width, graphs in {1: runner.recorded.decodes, **runner.recorded.drafts}.items():
             _note_replays(graphs, width, replayed)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
-    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: (1, 4))
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4)))
     monkeypatch.setattr(assembly, "record_graphs", record)
     monkeypatch.setattr(DraftLength, "room", lambda self, rows, tokens: self.max_drafts)
     monkeypatch.setattr(NgramDrafter, "propose", _propose)

@@ -22,6 +22,7 @@ from radixlm.config.parser import parse
 from radixlm.engine import gpu
 from radixlm.engine.assemble import assemble
 from radixlm.engine.model_info import resolved
+from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
 from radixlm.executor.runner import Runner
 from radixlm.wire.channel import MemoryChannel
 
@@ -69,7 +70,7 @@ def opened(folder: Path, arch: str, *more: str) -> tuple[Any, Runner, list[str]]
         made: list[Any] = []
         patch.setattr(
             "radixlm.engine.assemble._graph_sizes",
-            lambda config, info, *parts: made.append((config, *parts)) or (),
+            lambda config, info, *parts: made.append((config, *parts)) or NO_GRAPHS,
         )
         config_, info = resolved(*parse(flags, prog="test"))
         replica = assemble(config_, info, MemoryChannel.pair()[1])
@@ -94,8 +95,9 @@ def test_models_without_graphs_are_known_in_advance(
     replica, runner, (why,) = opened(tmp_path, arch)
     runner.device = StrictDevice(eagerness=1.0)
     with caplog.at_level(logging.INFO, "radixlm"):
-        gpu.record_graphs(runner, (1, 2), pads=True)
-    was_recorded = runner.graphs.size_for(1) == 1
+        gpu.record_graphs(runner, GraphSizes((1, 2), (8,)), pads=True)
+    was_recorded = runner.recorded.decodes.size_for(1) == 1
+    assert was_recorded == (runner.recorded.prompts.size_for(5) == 8)
     assert was_recorded == (why == ""), why
     if not was_recorded:  # the start continues and logs it once
         (line,) = [r.message for r in caplog.records if "could not be recorded" in r.message]
@@ -112,7 +114,9 @@ def test_compiled_steps_are_captured_too(
     made = runner.model.num_graphs  # type: ignore[attr-defined]
     runner.device = StrictDevice(eagerness=1.0)
     with caplog.at_level(logging.WARNING, "radixlm"):
-        gpu.record_graphs(runner, (1, 2), pads=True)
-    assert runner.graphs.size_for(1) == 1 and runner.graphs.size_for(2) == 2, caplog.text
+        gpu.record_graphs(runner, GraphSizes((1, 2), (8,)), pads=True)
+    assert runner.recorded.decodes.size_for(1) == 1 and runner.recorded.decodes.size_for(2) == 2, (
+        caplog.text
+    )
     assert runner.model.num_graphs == made == 2  # type: ignore[attr-defined]
     del replica

@@ -16,6 +16,7 @@ import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
+from radixlm.executor.graphs import GraphSizes
 from radixlm.intake.weights import WeightsUpdate
 from tests.fakes.device import SimulatedDevice
 from tests.fakes.lora_adapters import write_adapter
@@ -192,14 +193,14 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
     base = str(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2))
     device, recorded = SimulatedDevice(1, eagerness=0.3), list[Any]()
 
-    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        recorded.append(runner.graphs)
+        recorded.append(runner.recorded.decodes)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
     for module in ("limits", "parts"):
         monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
-    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: (1, 4))
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4), (8,)))
     monkeypatch.setattr(assembly, "record_graphs", record)
     options = SMALL | {"max_total_tokens": 256, "max_running_requests": 4}
     with radixlm.Engine(model_path=base, attention_backend="triton", **options) as engine:
@@ -207,11 +208,11 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
         runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
         storages = [t.untyped_storage() for pool in runner.attn.pools for t in pool.tensors]
         engine.release_memory_occupation()
-        assert runner.graphs.sizes == ()
+        assert runner.recorded.decodes.sizes == ()
         assert not any(storage.nbytes() for storage in storages)
         engine.resume_memory_occupation(["weights"])
         assert len(recorded) == 1
         engine.resume_memory_occupation()
         assert len(recorded) == 2
-        assert runner.graphs is recorded[1]
+        assert runner.recorded.decodes is recorded[1]
         assert tokens(engine) == wanted

@@ -16,7 +16,7 @@ from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -223,10 +223,10 @@ class OverlapHarness:
             runner_options,
         )
         if sizes:
-            graphs = DecodeGraphs(self.device, sizes)
-            self.runner.capture(graphs)
+            graphs = StepGraphs(self.device, sizes)
+            self.runner.recorded.capture(graphs)
             for width in range(2, most + 2):
-                self.runner.capture(DecodeGraphs(self.device, sizes), width)
+                self.runner.recorded.capture(StepGraphs(self.device, sizes), width)
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         hooks = Hooks((Countdown(),))

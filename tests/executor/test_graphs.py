@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.executor.device import CpuDevice
-from radixlm.executor.graphs import DecodeGraphs, graph_sizes
+from radixlm.executor.graphs import (
+    FEWEST_PROMPT_TOKENS,
+    MOST_PROMPT_TOKENS,
+    StepGraphs,
+    graph_sizes,
+    prompt_sizes,
+)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -26,6 +32,17 @@ def test_sizes_reach_the_largest_batch(most: int, largest: int | None, pads: boo
         assert len(sizes) == sizes[-1]
 
 
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 9000), st.none() | st.integers(1, 2000))
+def test_prompts_are_padded_by_less_than_half(most: int, largest: int | None) -> None:
+    sizes = prompt_sizes(most, None, largest)
+    assert sizes == tuple(sorted(set(sizes)))
+    assert sizes[-1] == min(most, largest or MOST_PROMPT_TOKENS)
+    for count in range(FEWEST_PROMPT_TOKENS, sizes[-1] + 1):
+        assert next(s for s in sizes if s >= count) <= 1.5 * count
+    assert prompt_sizes(most, (8, 8, 5, 10_000)) == tuple(n for n in (5, 8) if n <= most)
+
+
 def test_requested_sizes() -> None:
     assert graph_sizes(100, (64, 3, 3, 500)) == (3, 64)
     assert graph_sizes(2, (64,)) == ()
@@ -33,7 +50,7 @@ def test_requested_sizes() -> None:
 
 @pytest.mark.parametrize("pads", [True, False])
 def test_rows_take_the_next_size(pads: bool) -> None:
-    graphs = DecodeGraphs(CpuDevice(), (2, 4), pads)
+    graphs = StepGraphs(CpuDevice(), (2, 4), pads)
     assert graphs.size_for(2) == 0  # not captured yet
     table = torch.arange(4.0)
     graphs.capture(lambda size: table[:size, None].clone())
@@ -49,13 +66,13 @@ def test_rows_take_the_next_size(pads: bool) -> None:
 
 def test_the_largest_is_captured_first() -> None:
     order: list[int] = []
-    DecodeGraphs(CpuDevice(), (1, 8, 4)).capture(
+    StepGraphs(CpuDevice(), (1, 8, 4)).capture(
         lambda size: (order.append(size), torch.zeros(size, 3))[1]
     )
     assert order == [8, 4, 1]
 
 
 def test_without_sizes_there_is_none() -> None:
-    graphs = DecodeGraphs(CpuDevice(), ())
+    graphs = StepGraphs(CpuDevice(), ())
     graphs.capture(lambda size: torch.zeros(size, 1))
     assert graphs.largest == 0 and graphs.size_for(1) == 0

@@ -83,7 +83,7 @@ def test_large_inputs_are_copied_separately(options: tuple[int, int]) -> None:
 
 def test_graphs_without_padding_take_exact_sizes_only() -> None:
     bench = OverlapHarness(SimulatedDevice(1), graphs=(2,))
-    graphs = bench.runner.graphs
+    graphs = bench.runner.recorded.decodes
     graphs._pads = False
     assert (graphs.size_for(1), graphs.size_for(2), graphs.size_for(3)) == (0, 2, 0)
 

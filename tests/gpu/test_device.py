@@ -9,7 +9,7 @@ import torch
 from radixlm.base.errors import ConfigError
 from radixlm.executor.device import CudaDevice, PinnedRing, cuda_device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import DecodeGraphs
+from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.plain_sampling import SamplingKinds, fused_sampler, sample_plain
 from radixlm.executor.step_layout import (
     POSITION,
@@ -49,7 +49,7 @@ def test_copies_and_events_keep_their_order(device: CudaDevice) -> None:
 
 def test_a_graph_reads_current_values(device: CudaDevice) -> None:
     numbers = torch.arange(8, device="cuda")
-    graphs = DecodeGraphs(device, (2, 8))
+    graphs = StepGraphs(device, (2, 8))
     graphs.capture(lambda size: numbers[:size].float()[:, None] * 2)
     for start in (0, 5):
         numbers.copy_(torch.arange(start, start + 8))

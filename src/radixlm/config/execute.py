@@ -143,6 +143,22 @@ class ExecuteConfig(Group):
         "Do not pad batches to the next CUDA graph; captures sizes up to 160 when none are given.",
         Flag(only_device="cuda"),
     ] = False
+    disable_prefill_cuda_graph: Annotated[
+        bool,
+        "No CUDA graphs of steps with parts of prompts.",
+        Flag(only_device="cuda"),
+    ] = False
+    cuda_graph_max_bs_prefill: Annotated[
+        int | None,
+        "Most tokens of a step with parts of prompts that has a CUDA graph; 1024 when unset.",
+        Flag(within=POSITIVE, only_device="cuda"),
+    ] = None
+    cuda_graph_bs_prefill: Annotated[
+        tuple[int, ...] | None,
+        "Numbers of tokens of steps with parts of prompts that have a CUDA graph; 32 48 64 96 ... "
+        "when unset.",
+        Flag(within=POSITIVE, only_device="cuda"),
+    ] = None
     enable_profile_cuda_graph: Annotated[
         bool,
         "Write a trace of the capture of CUDA graphs to RADIXLM_PROFILER_DIR.",

@@ -44,6 +44,10 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
         "disable_cuda_graph",
         {"disabled": True, "full": None, "breakable": None},
     ),
+    "cuda_graph_backend_prefill": (
+        "disable_prefill_cuda_graph",
+        {"disabled": True, "full": None, "breakable": None, "tc_piecewise": None},
+    ),
     "disable_decode_cuda_graph": ("disable_cuda_graph", _SWITCH),
     "disable_priority_preemption": (
         "priority_scheduling_preemption_threshold",
@@ -87,10 +91,9 @@ _NO_EFFECT: Mapping[str, str] = {
         fp4_gemm_runner_backend fp8_gemm_backend fp8_gemm_runner_backend linear_attn_backend
         linear_attn_decode_backend linear_attn_prefill_backend linear_attn_verify_backend
         linear_replayssm_cache_len mamba_backend prefill_kv_cache_dequant_dtype""",
-    "only steps that decode have CUDA graphs, of the sizes in --cuda-graph-bs": """
-        context_bucket cuda_graph_backend_prefill cuda_graph_bs_prefill cuda_graph_config
-        cuda_graph_max_bs_prefill cuda_graph_max_seq_len_prefill cuda_graph_prefill_max_context
-        cuda_graph_tc_compiler debug_cuda_graph disable_prefill_cuda_graph""",
+    "a CUDA graph serves every length, and its sizes have options of their own": """
+        context_bucket cuda_graph_config cuda_graph_max_seq_len_prefill
+        cuda_graph_prefill_max_context cuda_graph_tc_compiler debug_cuda_graph""",
     "the server lays out its KV cache itself, which changes no answer": """
         c128_page_size enable_decoder_swa_bounded_replay enable_encoder_swa_bounded_replay
         enable_page_major_kv_layout enable_unified_memory mamba_full_memory_ratio

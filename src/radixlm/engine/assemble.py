@@ -30,10 +30,10 @@ from radixlm.engine.dumps import open_dump
 from radixlm.engine.experts import ExpertPlaces
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
-    graph_batch_sizes,
     open_device,
     profile_steps,
     record_graphs,
+    sizes_of_graphs,
     warm_up,
     why_no_graphs,
 )
@@ -66,6 +66,7 @@ from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compil
 from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
+from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner
@@ -106,14 +107,14 @@ class EngineCore(Record):
 
 
 class LoadedEngine(Record):
-    """What stays when a scheduler is replaced; every rank has one. ``graph_sizes``: batch sizes
-    whose decode steps are recorded."""
+    """What stays when a scheduler is replaced; every rank has one. ``graph_sizes``: steps that
+    are recorded."""
 
     device: Device
     parts: EngineParts
     limits: Limits
     packed: PackedWeights
-    graph_sizes: tuple[int, ...]
+    graph_sizes: GraphSizes
     controls: TensorControls
     loader: AdapterLoader | None
     facts: dict[str, Any]
@@ -165,7 +166,7 @@ class _Steps(Record):
 
     attn: AttentionBackend
     compiled: CompiledSteps | None
-    graph_sizes: tuple[int, ...]
+    graph_sizes: GraphSizes
     dump: TensorDump | None
     pools: Pools
     kept: KeptPages | None
@@ -183,7 +184,7 @@ def _make_steps(
     model, draft = loaded.model, loaded.draft
     attn = _attention(config, info, model, loaded.kernels, device.where, peers.ranks)
     dump = open_dump(config.execute, model, peers.ranks.place.rank)
-    sizes, compiled = ((), None) if dump else (
+    sizes, compiled = (NO_GRAPHS, None) if dump else (
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
     )  # fmt: skip
     memory = MemoryNow(free_bytes, loaded.num_bytes)
@@ -281,14 +282,14 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
         engine.pages.begin(runner)
     record = partial(_record, config, engine, runner)
     record()
-    engine.occupation.follow(runner.drop_graphs, record)
+    engine.occupation.follow(runner.recorded.drop, record)
     return runner
 
 
 def _record(config: ServerConfig, engine: LoadedEngine, runner: Runner) -> None:
     """Record decode steps as graphs, where the device has them."""
     profiler, device = engine.parts.profiler, engine.device
-    if engine.graph_sizes and profiler is not None:
+    if engine.graph_sizes.decodes and profiler is not None:
         free = _free_bytes(device)
         with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
             pads = not config.execute.disable_cuda_graph_padding
@@ -445,15 +446,15 @@ def _free_bytes(device: Device, num_processes: int = 1) -> int:
 
 def _graph_sizes(
     config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, kernels: Kernels
-) -> tuple[int, ...]:
-    """Batch sizes whose decode steps are recorded as CUDA graphs."""
+) -> GraphSizes:
+    """Steps that are recorded as CUDA graphs."""
     if config.execute.device != "cuda" or not model.kv_groups:
-        return ()
+        return NO_GRAPHS
     reason = why_no_graphs(config, model, attn, kernels)
     if reason:
         log.info("no CUDA graphs: %s", reason)
-        return ()
-    return graph_batch_sizes(config, scheduler_limits(config, info, info.context_len, 1))
+        return NO_GRAPHS
+    return sizes_of_graphs(config, scheduler_limits(config, info, info.context_len, 1), attn)
 
 
 def _measure_memory(
@@ -463,7 +464,7 @@ def _measure_memory(
     attn: AttentionBackend,
     device: CudaDevice,
     free_bytes: int,
-    sizes: tuple[int, ...],
+    sizes: GraphSizes,
     draft: LoadedDraft | None,
 ) -> MemoryNow:
     """The memory of a GPU after the weights are loaded, and what the largest steps need of it."""

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from radixlm.arch import spec
@@ -17,7 +18,12 @@ from radixlm.engine.memory import is_out_of_memory
 from radixlm.engine.offload import is_offloading
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
-from radixlm.executor.graphs import DecodeGraphs, graph_sizes
+from radixlm.executor.graphs import (
+    GraphSizes,
+    StepGraphs,
+    graph_sizes,
+    prompt_sizes,
+)
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.models.build import Model
@@ -99,15 +105,17 @@ def reads_on_host(block: spec.Block) -> str:
     return ""
 
 
-def graph_batch_sizes(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
-    """Batch sizes that get a graph, by the options."""
-    execute = config.execute
-    return graph_sizes(
-        limits.max_running,
-        execute.cuda_graph_bs,
-        execute.cuda_graph_max_bs,
-        not execute.disable_cuda_graph_padding,
-    )
+def sizes_of_graphs(config: ServerConfig, limits: Limits, attn: AttentionBackend) -> GraphSizes:
+    """Steps that get a graph, by the options. Those with parts of prompts must be padded; a drafter
+    reads the hidden states of all their tokens, and double sparsity needs their lengths."""
+    execute, pads = config.execute, not config.execute.disable_cuda_graph_padding
+    sizes = execute.cuda_graph_bs, execute.cuda_graph_max_bs
+    decodes = graph_sizes(limits.max_running, *sizes, pads)
+    is_off = execute.disable_prefill_cuda_graph or not pads or attn.sparsity is not None
+    if is_off or config.speculate.speculative_algorithm not in (None, "NGRAM"):
+        return GraphSizes(decodes)
+    sizes = execute.cuda_graph_bs_prefill, execute.cuda_graph_max_bs_prefill
+    return GraphSizes(decodes, prompt_sizes(limits.step_tokens, *sizes))
 
 
 class StepProfile(Record):
@@ -122,13 +130,13 @@ class StepProfile(Record):
 
 
 def profile_steps(
-    device: CudaDevice, make_runner: Callable[[], Runner], limits: Limits, sizes: tuple[int, ...]
+    device: CudaDevice, make_runner: Callable[[], Runner], limits: Limits, sizes: GraphSizes
 ) -> StepProfile:
     """Run the largest steps with pools of one page; ConfigError if they do not fit."""
     runner = make_runner()
     try:
         dummy = DummyRun(runner, limits.max_running, limits.context_len)
-        prompts, decodes = _peaks(device, dummy, limits, sizes)
+        prompts, recorded = _peaks(device, dummy, limits, sizes)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -137,8 +145,8 @@ def profile_steps(
             f"--chunked-prefill-size or --max-running-requests ({limits.max_running})"
         ) from error
     device.empty_cache()
-    num_graphs = len(sizes) * (1 + len(runner.draft_widths))
-    graphs = decodes + GRAPH_BYTES * num_graphs
+    num_graphs = len(sizes.decodes) * (1 + len(runner.draft_widths)) + len(sizes.prompts)
+    graphs = recorded + GRAPH_BYTES * num_graphs
     log.info(
         "the largest step needs %s, at most %d graphs %s",
         format_bytes(prompts),
@@ -149,17 +157,20 @@ def profile_steps(
 
 
 def _peaks(
-    device: CudaDevice, dummy: DummyRun, limits: Limits, sizes: tuple[int, ...]
+    device: CudaDevice, dummy: DummyRun, limits: Limits, sizes: GraphSizes
 ) -> tuple[int, int]:
-    """Peak bytes of a step full of prompt tokens or drafts, and of the largest recorded decode
-    step."""
+    """Peak bytes of a step full of prompt tokens or drafts, and of the largest recorded steps."""
     dummy.decodes(1)  # compiles kernels and initialises libraries
     prompts = device.peak_bytes(partial(dummy.prompts, limits.step_tokens))
     if limits.max_drafts:
         drafts = partial(dummy.drafts, limits.max_drafts, limits.step_tokens)
         prompts = max(prompts, device.peak_bytes(drafts))
-    decodes = device.peak_bytes(partial(dummy.decodes, max(sizes))) if sizes else 0
-    return prompts, decodes
+    recorded = 0
+    if sizes.decodes:
+        recorded = device.peak_bytes(partial(dummy.decodes, max(sizes.decodes)))
+    if sizes.prompts:  # with logits of their own
+        recorded += device.peak_bytes(partial(dummy.prompts, max(sizes.prompts)))
+    return prompts, recorded
 
 
 def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
@@ -184,16 +195,27 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     log.info("warmed up every kind of step in %s", format_seconds(time.perf_counter() - started_s))
 
 
-def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
-    """Record decode steps, with and without drafts; if that fails, steps run without graphs."""
-    graphs = DecodeGraphs(runner.device, sizes, pads)
-    try:
-        runner.capture(graphs)
+def record_graphs(runner: Runner, sizes: GraphSizes, pads: bool) -> None:
+    """Record decode steps, with and without drafts, and small steps with parts of prompts; if that
+    fails, steps run without graphs."""
+    graphs = StepGraphs(runner.device, sizes.decodes, pads)
+    with _recording("CUDA graphs"):
+        runner.recorded.capture(graphs)
         for width in runner.draft_widths:
-            runner.capture(graphs.fitting(width), width)
+            runner.recorded.capture(graphs.fitting(width), width)
+        if sizes.prompts:
+            with _recording("CUDA graphs of prompts"):
+                runner.recorded.capture_prompts(StepGraphs(runner.device, sizes.prompts))
+
+
+@contextmanager
+def _recording(what: str) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, InvariantError) as error:
         if is_out_of_memory(error):
             raise ConfigError(
-                "no memory for CUDA graphs: lower --cuda-graph-max-bs or --mem-fraction-static"
+                "no memory for CUDA graphs: lower --cuda-graph-max-bs, --cuda-graph-max-bs-prefill "
+                "or --mem-fraction-static"
             ) from error
-        log.warning("CUDA graphs could not be recorded, steps run without them: %s", error)
+        log.warning("%s could not be recorded, steps run without them: %s", what, error)

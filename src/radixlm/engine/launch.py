@@ -189,11 +189,11 @@ class ThreadEngine:
             assemble = load("radixlm.engine.assemble:assemble")
             flight = InflightLog()
             replica = assemble(self._config, self._info, self._theirs, (flight,), ring=self._ring)
-            self._theirs.send(Ready(replica.facts))
             renewing = load("radixlm.engine.scheduler_supervisor:SchedulerSupervisor")
             self._serving = renewing(
                 replica.scheduler, replica.renew, self._theirs, replica.facts, flight
             )
+            self._theirs.send(Ready(replica.facts))
             self._serving.run()
             replica.close()
         except RadixError as error:

@@ -69,20 +69,36 @@ class BatchBuilder:
 
     def mixed(self, shape: StepShape) -> ForwardBatch:
         """Any step, of chunks and decodes, with or without drafts."""
-        buffer, count, device = self._buffer, shape.num_sequences, self._tables.device
+        buffer = self._buffer
         if shape.has_late:
-            self._settle(count, shape.num_rows)
+            self._settle(shape.num_sequences, shape.num_rows)
+        rows_R = buffer.field(layout.TOKEN, shape.num_rows).long()
+        ids_T = buffer.tokens(shape).long()
+        return self._packed(
+            shape.num_sequences, ids_T, rows_R, shape.max_query_len, shape.max_kv_len
+        )
+
+    def filled(self, count: int, num_tokens: int, max_kv_len: int) -> ForwardBatch:
+        """A step of chunks and decodes that ``StepPacker`` has filled up to ``num_tokens`` tokens
+        of ``count`` sequences, for a graph. It depends on nothing but the arguments."""
+        ids_T = self._buffer.tail(num_tokens).long()
+        rows_R = self._buffer.field(layout.TOKEN, count).long()
+        return self._packed(count, ids_T, rows_R, num_tokens, max_kv_len)
+
+    def _packed(
+        self, count: int, ids_T: Tensor, rows_R: Tensor, max_query_len: int, max_kv_len: int
+    ) -> ForwardBatch:
+        buffer, device, num_tokens = self._buffer, self._tables.device, len(ids_T)
         columns_4S = buffer.head_FN[layout.SLOT : layout.COUNT + 1, :count].long()
         slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
         first_S1 = buffer.field(layout.FIRST_TOKEN, count + 1)
         seq_T = torch.repeat_interleave(
-            torch.arange(count, device=device), counts_S, output_size=shape.num_tokens
+            torch.arange(count, device=device), counts_S, output_size=num_tokens
         )
         offset_S = start_S - first_S1[:count]
-        positions_T = torch.arange(shape.num_tokens, device=device) + offset_S[seq_T]
+        positions_T = torch.arange(num_tokens, device=device) + offset_S[seq_T]
         slots_T = slots_S[seq_T]
-        ids_T = buffer.tokens(shape).long()
-        pages, store = self._locate(slots_S, slots_T, positions_T, shape.max_kv_len)
+        pages, store = self._locate(slots_S, slots_T, positions_T, max_kv_len)
         return ForwardBatch(
             token_ids_T=self._known(ids_T, slots_T),
             positions_T=positions_T,
@@ -93,10 +109,10 @@ class BatchBuilder:
             kv_len_S=buffer.field(layout.KV_LEN, count),
             page_table_GSP=pages,
             store_GT=store,
-            logits_rows_R=buffer.field(layout.TOKEN, shape.num_rows).long(),
+            logits_rows_R=rows_R,
             attn=self._attn,
-            max_query_len=shape.max_query_len,
-            max_kv_len=shape.max_kv_len,
+            max_query_len=max_query_len,
+            max_kv_len=max_kv_len,
             prompt_len_S=rope_len_S,
         )
 

@@ -18,8 +18,9 @@ from radixlm.base.record import replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.record import StepTokens
 from radixlm.executor.media import caught
+from radixlm.executor.recorded import Model
 from radixlm.executor.results import StepHandle
-from radixlm.executor.runner import Model, Runner, RunnerOptions, RunnerParts, StateRows
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts, StateRows
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,26 +26,25 @@ from radixlm.base.record import Record, field
 from radixlm.distributed.record import ExpertRecorder, StepTokens
 from radixlm.executor import step_layout as layout
 from radixlm.executor.adapters import AdapterTable
-from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
+from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import DeviceDrafter
-from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
+from radixlm.executor.recorded import Attention, Model, RecordedParts, RecordedSteps
 from radixlm.executor.results import ResultReader, StepHandle, logprob_request, needs_hidden
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
-from radixlm.kernels.ops.lora import LoraRows
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
@@ -53,22 +52,6 @@ from radixlm.wire.media import plain_ids
 log = logging.getLogger(__name__)
 
 STATE_SPACE = 1  # the page space whose pages hold states
-
-
-class Model(Protocol):
-    """What the runner calls of a model."""
-
-    def step(
-        self, batch: ForwardBatch, need_hidden: bool
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
-
-
-class Attention(AttentionRunner, Protocol):
-    """The attention backend; ``begin`` is called with each step before its layers run."""
-
-    def begin(self, batch: ForwardBatch) -> None: ...
 
 
 class RunnerParts(Record):
@@ -132,7 +115,7 @@ class Runner:
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
-        self.inputs = self._make_inputs(num_slots)
+        self.inputs = self._make_inputs(num_slots + 1)  # with a row for padding
         max_rows = (num_slots + options.max_paths) * (1 + options.max_drafts)
         # steps that verify drafts have more rows of logits: buffers of their own
         self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
@@ -141,9 +124,7 @@ class Runner:
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
-        self.graphs = DecodeGraphs(self.device, ())
-        self.draft_graphs: dict[int, DecodeGraphs] = {}  # by tokens of a row
-        self._graph_batches: dict[tuple[int, int], ForwardBatch] = {}
+        self.recorded = RecordedSteps(self.device, self._recorded_parts(parts))
         self._fused = fused_sampler(self.device.where)
         self._tail, self.drafter = None, parts.drafter
         if parts.drafter is not None:
@@ -151,73 +132,19 @@ class Runner:
             size = options.page_size
             self._tail = DraftTail(parts.drafter, self.tables, self.sampling, size, has_states)
 
+    def _recorded_parts(self, parts: RunnerParts) -> RecordedParts:
+        return RecordedParts(
+            parts.model, parts.attn, parts.tables, self.params, self.inputs, self._draft_inputs,
+            parts.adapters, self._options.page_size, parts.drafter is not None,
+            parts.states is not None,
+        )  # fmt: skip
+
     def _make_inputs(self, max_rows: int) -> StepInputs:
         options = self._options
         packer = StepPacker(
             self.tables, self.params, max_rows, options.max_tokens, options.max_updates
         )
         return StepInputs(self.device, packer, options.space_of_group, options.page_size, self.attn)
-
-    # ---- graphs ----------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def capture(self, graphs: DecodeGraphs, width: int = 1) -> None:
-        """Record the graphs and use them from now on; no step may be in flight. ``width``: tokens
-        of a row, with its drafts."""
-        inputs = self.inputs if width == 1 else self._draft_inputs
-        assert inputs is not None, "graphs of drafts in a runner of max_drafts 0"
-        inputs.fill_dummies(graphs.largest)
-        graphs.capture(partial(self._decode_logits, inputs.builder, width))
-        if width == 1:
-            self.graphs = graphs
-        else:
-            self.draft_graphs[width] = graphs
-
-    def drop_graphs(self) -> None:
-        """Run steps without graphs; no step may be in flight."""
-        self.graphs, self.draft_graphs = DecodeGraphs(self.device, ()), {}
-        self._graph_batches = {}
-
-    def _decode_logits(self, builder: BatchBuilder, width: int, size: int) -> Tensor:
-        """What a graph computes: the logits of ``size`` decode rows of ``width`` tokens."""
-        max_kv_len = self._max_kv_len
-        if width == 1:
-            batch = builder.decodes(size, max_kv_len)
-        else:
-            batch = builder.drafted(size, width, max_kv_len)
-        self.attn.begin(batch)
-        logits_RV = self.model.step(batch, False)[1]
-        assert logits_RV is not None
-        if self._tail is not None:
-            self._graph_batches[size, width] = batch
-        return logits_RV
-
-    @property
-    def _max_kv_len(self) -> int:
-        return self.tables.max_pages * self._options.page_size
-
-    def _graph_of(
-        self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool
-    ) -> tuple[int, int]:
-        """Rows of the graph that runs this step, and tokens of each; (0, 1) for none."""
-        if items.others or need_hidden or not self.graphs.sizes:
-            return 0, 1
-        if self.states is not None or self.tables.num_with_extras or feature_data:
-            return 0, 1
-        if self.adapters is not None and self.adapters.is_used(items):
-            return 0, 1
-        if items.drafts is None:
-            return self.graphs.size_for(len(items)), 1
-        lens, decodes = items.drafts.lens, items.decodes
-        width = min((w for w in self.draft_graphs if w > lens.max()), default=0)
-        is_even = bool((lens == width - 1).all())
-        # void tokens are drawn too, which only plain sampling takes
-        is_plain = not decodes.logprobs and self.params.kinds(decodes.slots).all_plain
-        if not width or not (is_even or is_plain):
-            return 0, 1
-        if items.starts.max() + width > self._max_kv_len:
-            return 0, 1
-        return self.draft_graphs[width].size_for(len(items)), width
 
     # ---- one step --------------------------------------------------------------------------
 
@@ -229,21 +156,21 @@ class Runner:
         self._apply_updates(plan)
         need_hidden = needs_hidden(items)
         need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
-        size, width = self._graph_of(items, plan.feature_data, need_hidden)
+        graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
         lora = None if self.adapters is None else self.adapters.rows(items)
         step = StepHandle(
-            plan, items, inputs.fill(items, size, width), inputs, lora,
+            plan, items, inputs.fill(items, *graph), inputs, lora,
             tree_size=self._options.tree_size,
         )  # fmt: skip
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         step.launched_s = time.monotonic()
-        if size:
-            self.device.launch(partial(self._replay, step, size, width))
+        if graph.rows:
+            self.device.launch(partial(self.recorded.replay, step, graph))
         else:
             self.device.launch(partial(self._run, step, need_hidden, self._state_rows(plan)))
         if need_hidden:
@@ -311,21 +238,13 @@ class Runner:
                 pool.copy_pages(*map(list, zip(*pairs, strict=True)))
 
     @torch.inference_mode()
-    def _replay(self, step: StepHandle, size: int, width: int) -> None:
-        step.inputs.builder.update_tables(step.shape)
-        graphs = self.graphs if width == 1 else self.draft_graphs[width]
-        step.logits_RV = graphs.replay(size)[: step.shape.num_rows]
-        step.drafts = step.inputs.builder.draft_rows(step.shape)
-        step.batch = self._graph_batches.get((size, width))
-
-    @torch.inference_mode()
     def _run(self, step: StepHandle, need_hidden: bool, states: StateRows | None) -> None:
         """Run the step without a graph."""
         shape, builder = step.shape, step.inputs.builder
         builder.update_tables(shape)
         if shape.is_decode:
             # as in a graph on devices that have them, so that the results are bitwise the same
-            max_kv_len = self._max_kv_len
+            max_kv_len = self.recorded.max_kv_len
             if self.device.is_synchronous:
                 max_kv_len = shape.max_kv_len
             batch = builder.decodes(shape.num_sequences, max_kv_len)

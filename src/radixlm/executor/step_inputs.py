@@ -32,17 +32,21 @@ class StepInputs:
         self.buffer = DeviceStepBuffer(ints, packer)
         self.builder = BatchBuilder(packer.tables, self.buffer, spaces, page_size, attn)
 
-    def fill(self, items: Items, num_padded: int, width: int) -> StepShape:
-        """Launch the copy of a step's inputs; ``num_padded`` and ``width``: see StepPacker.pack."""
+    def fill(self, items: Items, num_padded: int, width: int, num_tokens: int = 0) -> StepShape:
+        """Launch the copy of a step's inputs; the numbers: see StepPacker.pack."""
         host = self._ring.take()
-        shape, num = self.packer.pack(items, host, num_padded, width)
+        shape, num = self.packer.pack(items, host, num_padded, width, num_tokens)
         self._device.upload(host[:num], self.buffer.ints[:num])
         self._ring.mark(self._device.record())
         return shape
 
-    def fill_dummies(self, count: int) -> None:
-        """Copy a step of ``count`` rows of the dummy slot, and wait for it."""
+    def fill_dummies(self, count: int, num_tokens: int = 0) -> None:
+        """Copy a step of the dummy slot, and wait for it: ``count`` decodes, or a prompt of
+        ``num_tokens`` among ``count`` sequences."""
         host, num = self._ring.take(), self.packer.num_head
-        self.packer.fill_dummies(host, count)
+        if num_tokens:
+            num = self.packer.fill_dummy_prompt(host, count, num_tokens)
+        else:
+            self.packer.fill_dummies(host, count)
         self._device.upload(host[:num], self.buffer.ints[:num])
         self._device.record().wait()

@@ -38,6 +38,7 @@ TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(7, 11)
 TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(11, 18)
 FIELDS = 18
 NUM_PARAMS = FIELDS - TEMPERATURE
+_NO_SLOTS = np.zeros(0, np.int64)
 FROM_TABLE = -1  # instead of a token id: the one in the token table; -1 - j: its j-th draft
 
 
@@ -67,7 +68,7 @@ class StepShape:
     first_A1: NDArray[np.int64] | None = None
     owners_P: NDArray[np.int64] | None = None
     num_decodes: int = 0  # of the sequences of a step with drafts
-    num_padded: int = 0  # tokens of its graph
+    num_padded: int = 0  # tokens of its graph, of one with drafts or prompts
     has_late: bool = False
     # what did not fit into the buffer: token ids; indices and values of the page tables
     extra_tokens: Ints | None = None
@@ -151,25 +152,57 @@ class StepPacker:
         self._template: _DecodeTemplate | None = None
 
     def pack(
-        self, items: Items, host: Tensor, num_padded: int = 0, width: int = 1
+        self,
+        items: Items,
+        host: Tensor,
+        num_padded: int = 0,
+        width: int = 1,
+        num_tokens: int = 0,
     ) -> tuple[StepShape, int]:
         """Fill ``host``; the step's shape, and how many of the integers are used. If all items are
         decodes, rows of the dummy slot fill it up to ``num_padded``; with drafts then, each row has
-        ``width`` tokens, of which the last may be void."""
+        ``width`` tokens, of which the last may be void. With ``num_tokens`` the step may have
+        prompts, and is filled up to so many tokens of ``num_padded`` sequences."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
-        if num_padded and items.drafts is not None:
+        if num_padded and items.drafts is not None and not num_tokens:
             shape = self._pack_even(items, head, ints, num_padded, width)
-        elif not items.prefills and items.drafts is None:
+        elif not items.prefills and items.drafts is None and not num_tokens:
             shape = self._pack_decodes(items, head, num_padded)
         else:
             shape = self._pack_mixed(items, head, ints)
+            if num_tokens:
+                self._pad_mixed(shape, ints, num_padded, num_tokens)
         return shape, self._pack_updates(shape, ints, self.num_head + shape.num_tail_tokens)
 
     def fill_dummies(self, host: Tensor, count: int) -> None:
         """Write a step of ``count`` rows of the dummy slot."""
         head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
         head[:, : count + 1] = self._make_template(EMPTY_DECODES, count).head
+
+    def fill_dummy_prompt(self, host: Tensor, num_sequences: int, num_tokens: int) -> int:
+        """Write a step of ``num_tokens`` tokens of the dummy slot; how many integers are used."""
+        nothing = StepShape(0, 0, 0, 0, 0, _NO_SLOTS, SamplingKinds(True, True, False), False)
+        ints: Ints = host.numpy()
+        ints[: self.num_head] = 0
+        self._pad_mixed(nothing, ints, num_sequences, num_tokens)
+        return self.num_head + num_tokens
+
+    def _pad_mixed(self, shape: StepShape, ints: Ints, size: int, num_tokens: int) -> None:
+        """Fill a step up to ``num_tokens`` tokens of ``size`` sequences, and as many rows of
+        logits. One sequence of the dummy slot gets the missing tokens: it reads nothing and writes
+        to page 0. The sequences behind it are empty."""
+        head = ints[: self.num_head].reshape(FIELDS, -1)
+        count, used = shape.num_sequences, shape.num_tokens
+        head[SLOT, count:size] = self.tables.dummy
+        for field in (START, COUNT, KV_LEN, IS_LATE):
+            head[field, count:size] = 0
+        head[ROPE_LEN, count:size] = 1
+        head[COUNT, count : min(count + 1, size)] = num_tokens - used
+        head[FIRST_TOKEN, count + 1 : size + 1] = num_tokens
+        head[TOKEN, shape.num_rows : size] = 0
+        ints[self.num_head + used : self.num_head + num_tokens] = 0
+        shape.num_padded = num_tokens
 
     def _pack_decodes(self, items: Items, head: Ints, num_padded: int) -> StepShape:
         decodes, after = items.decodes, items.starts + 1

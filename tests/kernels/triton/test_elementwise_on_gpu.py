@@ -14,7 +14,7 @@ import torch
 from radixlm.kernels.ops import activation as ops_activation
 from radixlm.kernels.ops import norm as ops_norm
 from radixlm.kernels.ops import rope as ops_rope
-from radixlm.kernels.ops.kv import indexable_view, to_kv
+from radixlm.kernels.ops.kv import to_kv
 from radixlm.kernels.triton import activation, kv, norm, ops, rope, sample
 from radixlm.sampling import cuda, noise
 from radixlm.sampling.sampler import Sampler, threshold
@@ -70,7 +70,8 @@ def test_q_k_norms_and_the_kv_store(tokens: int, cache: torch.dtype) -> None:
     near(q, twins[0])
     near(k, twins[1])
     for pool, rows in zip(pools, (k, v), strict=True):
-        assert torch.equal(indexable_view(pool)[slots], indexable_view(to_kv(rows, cache)))
+        # as numbers: the sign of a zero is not kept by float8_e5m2
+        assert torch.equal(pool.float()[slots], to_kv(rows, cache).float())
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"])

@@ -1,0 +1,178 @@
+"""RecordedSteps: a runner's CUDA graphs, and which of them runs a step.
+
+Legend: R rows with logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from radixlm.base.record import Record
+from radixlm.executor.adapters import AdapterTable
+from radixlm.executor.batch_builder import BatchBuilder
+from radixlm.executor.device import Device
+from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.graphs import StepGraphs, prompt_rows
+from radixlm.executor.results import StepHandle
+from radixlm.executor.step_inputs import StepInputs
+from radixlm.executor.step_layout import SamplingParamTable
+from radixlm.kernels.ops.lora import LoraRows
+from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.plan import Items
+
+
+class Model(Protocol):
+    """What the runner calls of a model."""
+
+    def step(
+        self, batch: ForwardBatch, need_hidden: bool
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
+
+
+class Attention(AttentionRunner, Protocol):
+    """The attention backend; ``begin`` is called with each step before its layers run."""
+
+    def begin(self, batch: ForwardBatch) -> None: ...
+
+
+class Choice(NamedTuple):
+    """The graph of a step: its ``rows``, 0 for none, and the tokens of each; or, of a step with
+    parts of prompts, its sequences and its ``num_tokens``."""
+
+    rows: int = 0
+    width: int = 1
+    num_tokens: int = 0
+
+
+class RecordedParts(Record):
+    """What graphs read and run. ``has_tail``: a drafter reads the batch of a step; ``has_states``:
+    the model has recurrent layers, whose steps are not recorded."""
+
+    model: Model
+    attn: Attention
+    tables: DeviceTables
+    params: SamplingParamTable
+    inputs: StepInputs
+    draft_inputs: StepInputs | None
+    adapters: AdapterTable | None
+    page_size: int
+    has_tail: bool
+    has_states: bool
+
+
+class RecordedSteps:
+    """Graphs of decode steps by batch size, of those with drafts also by tokens of a row, and of
+    small steps with parts of prompts by number of tokens."""
+
+    def __init__(self, device: Device, parts: RecordedParts) -> None:
+        self._device, self._parts = device, parts
+        self.drop()
+
+    def drop(self) -> None:
+        """Run steps without graphs; no step may be in flight."""
+        self.decodes, self.prompts = StepGraphs(self._device, ()), StepGraphs(self._device, ())
+        self.drafts: dict[int, StepGraphs] = {}  # by tokens of a row
+        self._batches: dict[tuple[int, int], ForwardBatch] = {}  # by rows and tokens of each
+
+    @torch.inference_mode()
+    def capture(self, graphs: StepGraphs, width: int = 1) -> None:
+        """Record decode steps and use the graphs from now on; no step may be in flight. ``width``:
+        tokens of a row, with its drafts."""
+        inputs = self._parts.inputs if width == 1 else self._parts.draft_inputs
+        assert inputs is not None, "graphs of drafts in a runner of max_drafts 0"
+        inputs.fill_dummies(graphs.largest)
+        graphs.capture(partial(self._decode_logits, inputs.builder, width))
+        if width == 1:
+            self.decodes = graphs
+        else:
+            self.drafts[width] = graphs
+
+    @torch.inference_mode()
+    def capture_prompts(self, graphs: StepGraphs) -> None:
+        """Record steps with parts of prompts, of numbers of tokens, and use the graphs from now on;
+        no step may be in flight."""
+        graphs.capture(self._prompt_logits, self._fill_prompt)
+        self.prompts = graphs
+
+    def _decode_logits(self, builder: BatchBuilder, width: int, size: int) -> Tensor:
+        """What a graph computes: the logits of ``size`` decode rows of ``width`` tokens."""
+        if width == 1:
+            batch = builder.decodes(size, self.max_kv_len)
+        else:
+            batch = builder.drafted(size, width, self.max_kv_len)
+        if self._parts.has_tail:
+            self._batches[size, width] = batch
+        return self._logits(batch)
+
+    def _prompt_logits(self, num_tokens: int) -> Tensor:
+        """What a graph computes: the logits of the last token of each sequence that emits."""
+        rows = self._prompt_rows(num_tokens)
+        return self._logits(self._parts.inputs.builder.filled(rows, num_tokens, self.max_kv_len))
+
+    def _logits(self, batch: ForwardBatch) -> Tensor:
+        self._parts.attn.begin(batch)
+        logits_RV = self._parts.model.step(batch, False)[1]
+        assert logits_RV is not None
+        return logits_RV
+
+    def _prompt_rows(self, num_tokens: int) -> int:
+        return prompt_rows(num_tokens, self._parts.tables.num_slots)
+
+    def _fill_prompt(self, num_tokens: int) -> None:
+        self._parts.inputs.fill_dummies(self._prompt_rows(num_tokens), num_tokens)
+
+    @property
+    def max_kv_len(self) -> int:
+        """The largest number of tokens that a sequence can have."""
+        return self._parts.tables.max_pages * self._parts.page_size
+
+    # ---- a step ----------------------------------------------------------------------------
+
+    def choose(self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool) -> Choice:
+        """The graph that runs a step."""
+        if need_hidden or not self.decodes.sizes or self._parts.has_states or items.paths:
+            return Choice()
+        if self._parts.tables.num_with_extras or feature_data:
+            return Choice()
+        adapters = self._parts.adapters
+        if adapters is not None and adapters.is_used(items):
+            return Choice()
+        if items.drafts is not None:
+            return Choice() if items.prefills else self._choose_drafted(items)
+        if items.prefills:
+            count = len(items.decodes.slots) + sum(item.count for item in items.prefills)
+            size = self.prompts.size_for(count)
+            return Choice(self._prompt_rows(size), 1, size) if size else Choice()
+        return Choice(self.decodes.size_for(len(items)))
+
+    def _choose_drafted(self, items: Items) -> Choice:
+        assert items.drafts is not None
+        lens, decodes = items.drafts.lens, items.decodes
+        width = min((w for w in self.drafts if w > lens.max()), default=0)
+        is_even = bool((lens == width - 1).all())
+        # void tokens are drawn too, which only plain sampling takes
+        is_plain = not decodes.logprobs and self._parts.params.kinds(decodes.slots).all_plain
+        if not width or not (is_even or is_plain):
+            return Choice()
+        if items.starts.max() + width > self.max_kv_len:
+            return Choice()
+        return Choice(self.drafts[width].size_for(len(items)), width)
+
+    @torch.inference_mode()
+    def replay(self, step: StepHandle, choice: Choice) -> None:
+        """Launch the step's graph; sets its logits, and what a drafter reads."""
+        builder, (rows, width, num_tokens) = step.inputs.builder, choice
+        builder.update_tables(step.shape)
+        graphs = self.decodes if width == 1 else self.drafts[width]
+        if num_tokens:
+            graphs = self.prompts
+        step.logits_RV = graphs.replay(num_tokens or rows)[: step.shape.num_rows]
+        step.drafts = builder.draft_rows(step.shape)
+        step.batch = self._batches.get((rows, width))
