@@ -126,8 +126,8 @@ def test_a_long_sequence_in_a_batch_of_short_ones_is_cut() -> None:
     backend, table = open_backend("triton", case, SITE)
     backend.begin(make_batch(case, table, backend))
     backend.run(*new_rows(case, SITE, torch.float32), SITE)
-    (launches,) = backend._launches.values()
-    splits = launches[0].work.splits_S.tolist()
+    (prepared,) = backend._prepared.values()
+    splits = prepared[0].work.splits_S.tolist()
     assert splits[0] > 1 and splits[1:] == [1] * 3
 
 
@@ -202,12 +202,12 @@ def test_replayed_launches_follow_the_lengths() -> None:
     backend.begin(batch)
     q, k, v = new_rows(case, SITE, torch.float32)
     backend.run(q, k, v, SITE)
-    (first,) = backend._launches.values()
+    (first,) = backend._prepared.values()
     grid = [(launch.num_units, launch.work.splits_S.data_ptr()) for launch in first]
     batch.kv_len_S.copy_(torch.tensor([23, 41]))
     backend.begin(batch)
     out = backend.run(q, None, None, replace(SITE, stores=False))
-    (again,) = backend._launches.values()
+    (again,) = backend._prepared.values()
     assert [(launch.num_units, launch.work.splits_S.data_ptr()) for launch in again] == grid
     short = Case(case.q, [case.k[0][:23], case.k[1]], [case.v[0][:23], case.v[1]], 4, 12)
     torch.testing.assert_close(out, run_step("torch_native", short, SITE), rtol=1e-4, atol=1e-5)

@@ -29,7 +29,6 @@ from radixlm.attention.triton_sparse import (
     sparse_rows,
 )
 from radixlm.base.errors import ConfigError, InvariantError
-from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import FLOAT8, FLOATS
 from radixlm.kernels.ops.rope import QkNorm
@@ -38,6 +37,7 @@ from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work, make_pla
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
     Cache,
+    Prepared,
     Shape,
     StepTensors,
     Tile,
@@ -85,15 +85,6 @@ class Workspace:
         return tensor[:count]
 
 
-class Launch(Record):
-    """One launch of the attention kernel, shared by all layers of a kind in a step."""
-
-    tile: Tile
-    work: Work
-    num_units: int
-    partials: tuple[Tensor, Tensor] | None  # results and log-sum-exps of splits
-
-
 class TritonBackend(PagedBackend):
     """The Triton kernels behind the backend protocol, for any page size and cache dtype. Products
     are in the dtype of q, but see ``computed_in``."""
@@ -126,7 +117,7 @@ class TritonBackend(PagedBackend):
         self._sparse: SparseAttention | None = None
         self._has_cudnn = True  # until it fails
         self._works: dict[tuple[Cut, bool], Work] = {}
-        self._launches: dict[tuple[object, ...], list[Launch]] = {}
+        self._prepared: dict[tuple[object, ...], list[Prepared]] = {}
 
     def keep_batch_invariant(self) -> None:
         """From now on compute every token by one tile that reads all of its keys in order, so that
@@ -153,7 +144,7 @@ class TritonBackend(PagedBackend):
         assert batch.kv_len_S.dtype == batch.query_start_S1.dtype == torch.int32
         self._batch = batch
         self._works = {}
-        self._launches = {}
+        self._prepared = {}
         rows = None if self.sparsity is None else sparse_rows(batch, self.sparsity)
         self._sparse = None
         if rows is not None and self.sparsity is not None:
@@ -259,7 +250,9 @@ class TritonBackend(PagedBackend):
                     str(error).partition("\n")[0],
                 )
         dtype = q_THD.dtype
-        q_THD = _rows(q_THD).to(computed_in(dtype, pool.dtype))
+        q_THD = _rows(q_THD)
+        if computed_in(dtype, pool.dtype) != dtype:
+            q_THD = q_THD.to(computed_in(dtype, pool.dtype))
         out_THV = torch.empty(
             q_THD.shape[0], site.heads, site.v_dim, dtype=q_THD.dtype, device=q_THD.device
         )
@@ -267,13 +260,10 @@ class TritonBackend(PagedBackend):
         cache = cache_of(pool, site)
         lengths = self._kv_len_S(batch, site)
         step = StepTensors(batch.query_start_S1, lengths, table, self._tree_of(site))
-        for launch in self._launches_of(site, q_THD.dtype, pool, table.shape[1]):
-            shape = Shape(site, launch.tile)
-            attend(
-                q_THD, out_THV, cache, shape, step, launch.work, launch.num_units,
-                batch.max_query_len, launch.partials,
-            )  # fmt: skip
-        return out_THV.flatten(1).to(dtype)
+        for prepared in self._prepared_for(site, q_THD.dtype, cache, table.shape[1]):
+            attend(q_THD, out_THV, cache, site, step, prepared, batch.max_query_len)
+        out = out_THV.flatten(1)
+        return out if out.dtype == dtype else out.to(dtype)
 
     def _uses_cudnn(
         self,
@@ -291,29 +281,29 @@ class TritonBackend(PagedBackend):
             return False
         return cudnn.takes(batch, site) and cudnn.is_available(q_THD, k_TKD, v_TKV)
 
-    def _launches_of(
-        self, site: AttentionSite, dtype: torch.dtype, pool: PagedPool, num_pages: int
-    ) -> list[Launch]:
-        max_len = num_pages * pool.page_size
+    def _prepared_for(
+        self, site: AttentionSite, dtype: torch.dtype, cache: Cache, num_pages: int
+    ) -> list[Prepared]:
+        max_len = num_pages * cache.page_size
         key = (
-            site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk,
-            has_extras(site, False), dtype, pool.dtype, max_len, site.looks_ahead,
+            site.group, site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window,
+            site.chunk, has_extras(site, False), dtype, max_len, site.looks_ahead,
             self._sparse_of(site) is None,
         )  # fmt: skip
-        launches = self._launches.get(key)
-        if launches is None:
-            launches = self._launches[key] = self._plan(site, dtype, pool.dtype, max_len)
-        return launches
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepared[key] = self._plan(site, dtype, cache, max_len)
+        return prepared
 
     def _plan(
-        self, site: AttentionSite, dtype: torch.dtype, cache_dtype: torch.dtype, max_len: int
-    ) -> list[Launch]:
+        self, site: AttentionSite, dtype: torch.dtype, cache: Cache, max_len: int
+    ) -> list[Prepared]:
         batch = self._batch
         assert batch is not None
         has_tree = self._tree_of(site) is not None
-        launches = []
+        prepared = []
         extras = has_extras(site, has_tree)
-        tiles = tiles_of(site.head_dim, dtype, extras, self.is_hopper, cache_dtype)
+        tiles = tiles_of(site.head_dim, dtype, extras, self.is_hopper, cache.k_LKC.dtype)
         whole = [(tiles[-1], (1, UNBOUNDED))]
         cuts = whole if self._is_invariant else phases(site, tiles, batch, has_tree)
         for tile, queries in cuts:
@@ -331,8 +321,8 @@ class TritonBackend(PagedBackend):
                     self._memory.take("parts", num_rows * site.v_dim, torch.float32),
                     self._memory.take("levels", num_rows, torch.float32),
                 )
-            launches.append(Launch(tile, work, num_units, partials))
-        return launches
+            prepared.append(Prepared.of(shape, cache, has_tree, work, num_units, partials))
+        return prepared
 
     def _work(self, cut: Cut, num_units: int, batch: ForwardBatch, site: AttentionSite) -> Work:
         """The plan of a cut, made once in a step."""
@@ -390,10 +380,7 @@ def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
 
 def cache_of(pool: PagedPool, site: AttentionSite) -> Cache:
     """The site's layer of the pool."""
-    k_LKC = pool.k_LPBKC[site.layer].flatten(0, 1)
-    v_LKV = None if pool.v_LPBKV is None else pool.v_LPBKV[site.layer].flatten(0, 1)
-    scales = tuple(scale[site.layer].flatten(0, 1) for scale in pool.scales)
-    return Cache(k_LKC, v_LKV, scales, pool.page_size)
+    return Cache(*pool.rows[site.layer], pool.page_size)
 
 
 def _rows(x_THC: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from radixlm.kernels.triton import heavy, kv
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     Cache,
+    Prepared,
     Shape,
     StepTensors,
     attend,
@@ -203,10 +204,9 @@ class SparseAttention:
                 self._take("levels", count, torch.float32),
             )
         out = torch.empty(num, 1, site.v_dim, dtype=dtype, device=q_RHC.device)
-        attend(
-            q_RHC.reshape(num, 1, -1), out, _by_row(cache), shape,
-            StepTensors(starts, lengths, chosen_NT), self._works[key], num_units, 1, partials,
-        )  # fmt: skip
+        step, by_row = StepTensors(starts, lengths, chosen_NT), _by_row(cache)
+        prepared = Prepared.of(shape, by_row, False, self._works[key], num_units, partials)
+        attend(q_RHC.reshape(num, 1, -1), out, by_row, one, step, prepared, 1)
         return out
 
 

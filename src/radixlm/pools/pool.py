@@ -116,6 +116,13 @@ class PagedPool:
             for dim in self._dims
             if dtype in SCALED
         ]
+        self.rows = [self._rows_of(layer) for layer in range(len(group.layers))]
+
+    def _rows_of(self, layer: int) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """A layer's K, V and scales as rows [P * B, ...], views of the pool."""
+        k = self.k_LPBKC[layer].flatten(0, 1)
+        v = None if self.v_LPBKV is None else self.v_LPBKV[layer].flatten(0, 1)
+        return k, v, tuple(scale[layer].flatten(0, 1) for scale in self.scales)
 
     @property
     def tensors(self) -> Sequence[Tensor]:
@@ -129,18 +136,20 @@ class PagedPool:
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset)."""
         k_TKC = rotate(k_TKC) if self._is_rotated else k_TKC
-        self._put(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots_T, k_TKC)
-        if self.v_LPBKV is not None:
+        k, v, scales = self.rows[layer]
+        self._put(k, scales[:1], slots_T, k_TKC)
+        if v is not None:
             assert v_TKV is not None, "this pool stores V, but v is None"
-            self._put(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots_T, v_TKV)
+            self._put(v, scales[1:], slots_T, v_TKV)
 
     def load(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K [..., K, C] and V [..., K, V] at slots of any shape, as ``dtype``."""
-        k = self._take(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots)
+        stored_k, stored_v, scales = self.rows[layer]
+        k = self._take(stored_k, scales[:1], slots, self._dims[0])
         k = (rotate_back(k) if self._is_rotated else k).to(dtype)
-        if self.v_LPBKV is None:
+        if stored_v is None:
             return k, k[..., : self.group.v_dim]
-        return k, self._take(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots).to(dtype)
+        return k, self._take(stored_v, scales[1:], slots, self._dims[-1]).to(dtype)
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         for tensor in self.tensors:
@@ -158,17 +167,15 @@ class PagedPool:
     def chosen_reader(self, site: AttentionSite, width: int, runs: tuple[int, int]) -> None:
         """There is no kernel for it."""
 
-    def _put(self, which: int, flat: Tensor, layer: int, slots: Tensor, rows: Tensor) -> None:
-        if self.dtype in SCALED:
-            scales = self.scales[which][layer].flatten(0, 1)
-            flat[slots], scales[slots] = quantize(rows, self.dtype)
+    def _put(self, flat: Tensor, scales: tuple[Tensor, ...], slots: Tensor, rows: Tensor) -> None:
+        if scales:
+            flat[slots], scales[0][slots] = quantize(rows, self.dtype)
         else:
             indexable_view(flat)[slots] = indexable_view(to_kv(rows, self.dtype))
 
-    def _take(self, which: int, flat: Tensor, layer: int, slots: Tensor) -> Tensor:
-        if self.dtype in SCALED:
-            scale = self.scales[which][layer].flatten(0, 1)[slots]
-            return dequantize(flat[slots], scale, self._dims[which])
+    def _take(self, flat: Tensor, scales: tuple[Tensor, ...], slots: Tensor, dim: int) -> Tensor:
+        if scales:
+            return dequantize(flat[slots], scales[0][slots], dim)
         return indexable_view(flat)[slots].view(self.dtype)
 
     def _slots(self, pages: Sequence[int]) -> Tensor:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.ops import activation as reference
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import cast, runs_on
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -138,9 +139,10 @@ def _pointwise(x: Tensor, act: str, cap: float | None = None) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     factor = 1.0 if cap is None else cap
-    pointwise_kernel[(triton.cdiv(x.numel(), _BLOCK),)](
-        x, out, x.numel(), factor, factor, ACT=CODES[act], SCALED=cap is not None, BLOCK=_BLOCK
-    )
+    launch(
+        pointwise_kernel, (cdiv(x.numel(), _BLOCK),),
+        (x, out), (x.numel(), factor, factor), ACT=CODES[act], SCALED=cap is not None, BLOCK=_BLOCK
+    )  # fmt: skip
     return out
 
 
@@ -170,9 +172,10 @@ def activate_gated(x_T2I: Tensor, act: str, limit: float = 0.0, cuts_after: bool
     rows = x_T2I if x_T2I.ndim == 2 else x_T2I.view(-1, x_T2I.shape[-1])
     tokens, half = rows.shape[0], rows.shape[1] // 2
     out = torch.empty(tokens, half, dtype=x_T2I.dtype, device=x_T2I.device)
-    gated_kernel[tokens, triton.cdiv(half, _BLOCK)](
-        rows, out, half, rows.stride(0), ACT=CODES[act], BLOCK=_BLOCK
-    )
+    launch(
+        gated_kernel, (tokens, cdiv(half, _BLOCK)),
+        (rows, out), (half, rows.stride(0)), ACT=CODES[act], BLOCK=_BLOCK
+    )  # fmt: skip
     return out.view(*x_T2I.shape[:-1], half)
 
 
@@ -182,9 +185,10 @@ def gated_pairs(x: Tensor, act: str, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
-        gated_pairs_kernel[(rows, triton.cdiv(width, _BLOCK))](
-            x, out, width, ACT=CODES[act], BLOCK=_BLOCK, num_warps=4
-        )
+        launch(
+            gated_pairs_kernel, (rows, cdiv(width, _BLOCK)),
+            (x, out), (width,), ACT=CODES[act], BLOCK=_BLOCK, num_warps=4
+        )  # fmt: skip
     return out
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
+from radixlm.kernels.triton.launch import launch
 from radixlm.kernels.triton.variant import Variant
 
 UNBOUNDED = 1 << 30
@@ -125,10 +126,12 @@ def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) ->
     """Fill ``work``; nothing waits for the device."""
     num_rows = kv_len_S.shape[0]
     block = _FEW if num_rows <= _FEW else _MANY
-    plan_kernel[(1,)](
-        query_start_S1, kv_len_S, work.unit_row_U, work.unit_number_U, work.splits_S,
-        work.split_len_S, work.num_units_1, num_rows, cut.min_queries, cut.max_queries, cut.workers,
-        cut.min_split_len, cut.span, cut.tokens, cut.keys,
+    launch(
+        plan_kernel, (1,),
+        (query_start_S1, kv_len_S, work.unit_row_U, work.unit_number_U, work.splits_S,
+         work.split_len_S, work.num_units_1),
+        (num_rows, cut.min_queries, cut.max_queries, cut.workers, cut.min_split_len, cut.span,
+         cut.tokens, cut.keys),
         BLOCK=block, num_warps=_num_warps(block),
     )  # fmt: skip
 

@@ -6,10 +6,9 @@ K, V of V, L slots of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
-import triton
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
@@ -17,6 +16,7 @@ from radixlm.kernels.ops.kv import INT4, SCALED, rotated_block
 from radixlm.kernels.triton import attention_paged as paged
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
 from radixlm.kernels.triton.attention_store import rotate
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import interpreting, nothing
 from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 from radixlm.step.batch import AttentionSite
@@ -134,12 +134,12 @@ def channel_blocks(site: AttentionSite) -> tuple[int, int]:
     """Channels of K as a power of two and, where that wastes less, a rest: 576 = 512 + 64. V of a
     latent is within the first."""
     dim = site.head_dim
-    power = max(64, triton.next_power_of_2(dim))
+    power = max(64, next_power_of_2(dim))
     half = power // 2
     wastes_less = half >= 128 and half < dim <= half + half // 2
     if not wastes_less or (site.latent and site.v_dim > half):
         return power, 0
-    return half, max(16, triton.next_power_of_2(dim - half))
+    return half, max(16, next_power_of_2(dim - half))
 
 
 class Shape(Record):
@@ -180,7 +180,7 @@ class Shape(Record):
 
     def constants(self) -> dict[str, int]:
         """Constants that both kernels are compiled for."""
-        values = max(64, triton.next_power_of_2(self.site.v_dim))
+        values = max(64, next_power_of_2(self.site.v_dim))
         return {
             "KV_HEADS": self.site.kv_heads,
             "GROUP": self.site.heads // self.site.kv_heads,
@@ -224,21 +224,48 @@ def span_of(site: AttentionSite, shape: Shape, num_ahead: int = 0) -> int:
     return min(UNBOUNDED, local + shape.tokens + shape.tile.keys + num_ahead)
 
 
+class Prepared(Record):
+    """What layers of one kind share in a step: they attend in ``num_units`` of ``work``.
+    ``between``: float32 rows of V numbers and their weights, for sequences in several splits; None:
+    there are none."""
+
+    shape: Shape
+    kind: int  # of the cache
+    constants: Mapping[str, int | bool]  # and options of the first kernel
+    work: Work
+    num_units: int
+    between: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(
+        cls,
+        shape: Shape,
+        cache: Cache,
+        has_tree: bool,
+        work: Work,
+        num_units: int,
+        between: tuple[Tensor, Tensor] | None,
+    ) -> Prepared:
+        """For layers of ``shape``, whose caches are like this one."""
+        kind = kind_of(cache.k_LKC.dtype, cache.k_LKC.device)
+        features = _features(shape, cache.page_size, kind, has_extras(shape.site, has_tree))
+        options = {"num_warps": shape.tile.num_warps, "num_stages": shape.tile.num_stages}
+        constants = shape.constants() | features | options
+        return cls(shape, kind, constants, work, num_units, between)
+
+
 def attend(
     q_THC: Tensor,
     out_THV: Tensor,
     cache: Cache,
-    shape: Shape,
+    site: AttentionSite,
     step: StepTensors,
-    work: Work,
-    num_units: int,
+    prepared: Prepared,
     max_query_len: int,
-    between: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Attention of the units of ``work`` into ``out``. ``between``: float32 rows of V numbers and
-    their weights, for sequences in several splits; None: there are none."""
-    site, tile = shape.site, shape.tile
-    kind = kind_of(cache.k_LKC.dtype, q_THC.device)
+    """Attention of a layer into ``out``."""
+    shape, kind, work = prepared.shape, prepared.kind, prepared.work
+    num_units, between = prepared.num_units, prepared.between
     k, v = cache.k_LKC, cache.k_LKC if cache.v_LKV is None else cache.v_LKV
     if kind == 3 and not site.latent:
         q_THC = rotate(q_THC, 1 / rotated_block(site.head_dim), q_THC.dtype)
@@ -248,30 +275,31 @@ def attend(
     floats, integers = nothing(torch.float32, device), nothing(torch.int32, device)
     scales = cache.scales or (floats,)
     partial, lse = between or (floats, floats)
-    tree, is_extra = step.tree, has_extras(site, step.tree is not None)
-    common = shape.constants()
+    tree = step.tree
     plan = (work.unit_row_U, work.unit_number_U, work.splits_S)
-    paged.attention_kernel[(num_units, shape.lanes)](
-        q_THC, k, v, out_THV, partial, lse, scales[0], scales[-1],
-        floats if site.sinks is None else site.sinks,
-        floats if site.slopes is None else site.slopes,
-        integers if tree is None else tree.bits_TW,
-        nothing(torch.int64, device) if tree is None else tree.positions_T,
-        step.query_start_S1, step.kv_len_S, step.page_table_SP, *plan, work.split_len_S,
-        work.num_units_1, q_THC.stride(0), q_THC.stride(1), step.page_table_SP.stride(0),
-        0 if tree is None else tree.bits_TW.stride(0), site.scale, site.softcap,
-        site.window or UNBOUNDED, site.chunk or UNBOUNDED,
-        int(site.sinks is not None), int(site.slopes is not None), int(tree is not None),
-        **common, **_features(shape, cache.page_size, kind, is_extra),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    launch(
+        paged.attention_kernel, (num_units, shape.lanes),
+        (q_THC, k, v, out_THV, partial, lse, scales[0], scales[-1],
+         floats if site.sinks is None else site.sinks,
+         floats if site.slopes is None else site.slopes,
+         integers if tree is None else tree.bits_TW,
+         nothing(torch.int64, device) if tree is None else tree.positions_T,
+         step.query_start_S1, step.kv_len_S, step.page_table_SP, *plan, work.split_len_S,
+         work.num_units_1),
+        (*q_THC.stride()[:2], step.page_table_SP.stride(0),
+         0 if tree is None else tree.bits_TW.stride(0), site.scale, site.softcap,
+         site.window or UNBOUNDED, site.chunk or UNBOUNDED,
+         int(site.sinks is not None), int(site.slopes is not None), int(tree is not None)),
+        **prepared.constants,
     )  # fmt: skip
     if between is None:
         return
     block_m, block_p = shape.combine_block
     num_rows = min(shape.tokens, max_query_len) * shape.group_block
-    paged.combine_kernel[(num_units, shape.lanes, triton.cdiv(num_rows, block_m))](
-        out_THV, partial, lse, step.query_start_S1, *plan, work.num_units_1,
-        **common, BLOCK_M=block_m, BLOCK_P=block_p, num_warps=4,
+    launch(
+        paged.combine_kernel, (num_units, shape.lanes, cdiv(num_rows, block_m)),
+        (out_THV, partial, lse, step.query_start_S1, *plan, work.num_units_1), (),
+        **shape.constants(), BLOCK_M=block_m, BLOCK_P=block_p, num_warps=4,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.ops.kv import INT4, SCALED, rotated_block
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import cast, e4m3_bits, interpreting
 from radixlm.kernels.triton.variant import Variant
 
@@ -95,8 +96,9 @@ def rotate(x_TKC: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     block = rotated_block(dim)
     num_rows, rows = num_tokens * heads * (dim // block), max(1, 2048 // block)
     if num_rows:
-        rotate_kernel[(triton.cdiv(num_rows, rows),)](
-            x_TKC, out, num_rows, heads, x_TKC.stride(0), x_TKC.stride(1), scale,
+        launch(
+            rotate_kernel, (cdiv(num_rows, rows),),
+            (x_TKC, out), (num_rows, heads, x_TKC.stride(0), x_TKC.stride(1), scale),
             BLOCKS=dim // block, N=block, STEPS=block.bit_length() - 1, ROWS=rows, num_warps=4,
         )  # fmt: skip
     return out
@@ -193,11 +195,12 @@ def store(
     v, v_cache = (k_TKC, k_LKC) if v_TKV is None or v_LKV is None else (v_TKV, v_LKV)
     k_scales, v_scales = (scales[0], scales[-1]) if scales else (max_value, max_value)
     tokens = _TOKENS if dim <= 128 else 4
-    store_kernel[(triton.cdiv(num_tokens, tokens), kv_heads)](
-        k_TKC, v, k_LKC, v_cache, k_scales, v_scales, slots_T, num_tokens,
-        k_TKC.stride(0), k_TKC.stride(1), v.stride(0), v.stride(1),
+    launch(
+        store_kernel, (cdiv(num_tokens, tokens), kv_heads),
+        (k_TKC, v, k_LKC, v_cache, k_scales, v_scales, slots_T),
+        (num_tokens, k_TKC.stride(0), k_TKC.stride(1), v.stride(0), v.stride(1)),
         KIND=kind, HAS_V=v_TKV is not None, KV_HEADS=kv_heads, DIM=dim, V_DIM=v.shape[2],
-        BLOCK_C=triton.next_power_of_2(dim), BLOCK_V=triton.next_power_of_2(v.shape[2]),
+        BLOCK_C=next_power_of_2(dim), BLOCK_V=next_power_of_2(v.shape[2]),
         TOKENS=tokens, num_warps=4,
     )  # fmt: skip
 
@@ -232,7 +235,7 @@ def _variant(pointer: str, cache: str, kind: int, dim: int) -> Variant:
     signature |= dict.fromkeys(("k_scales", "v_scales"), scales) | {"slots": "*i64:1"}
     strides = ("k_stride", "k_head_stride", "v_stride", "v_head_stride")
     signature |= {"num_tokens": "i32"} | dict.fromkeys(strides, "i32:16")
-    block = triton.next_power_of_2(dim)
+    block = next_power_of_2(dim)
     constants = {
         "KIND": kind, "HAS_V": has_v, "KV_HEADS": kv_heads, "DIM": dim, "V_DIM": dim,
         "BLOCK_C": block, "BLOCK_V": block, "TOKENS": _TOKENS if dim <= 128 else 4,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _BLOCK = 4096
@@ -34,9 +35,11 @@ def bitmask_kernel(logits_ptr, mask_ptr, vocab, logits_stride, mask_stride, BLOC
 def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
     """Set the logits of forbidden tokens to -inf. mask_RW: int32, W = ceil(V / 32) or more."""
     rows, vocab = logits_RV.shape
-    bitmask_kernel[rows, triton.cdiv(vocab, _BLOCK)](
-        logits_RV, mask_RW, vocab, logits_RV.stride(0), mask_RW.stride(0), BLOCK=_BLOCK, num_warps=4
-    )
+    launch(
+        bitmask_kernel, (rows, cdiv(vocab, _BLOCK)),
+        (logits_RV, mask_RW), (vocab, logits_RV.stride(0), mask_RW.stride(0)),
+        BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 def variants() -> tuple[Variant, ...]:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.ops import embedding as reference
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import cast, runs_on
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -37,9 +38,10 @@ def embedding(ids_T: Tensor, table_VD: Tensor, scale: float, dtype: torch.dtype)
         return reference.embedding(ids_T, table_VD, scale, dtype)
     dim = table_VD.shape[1]
     out = torch.empty(*ids_T.shape, dim, dtype=dtype, device=table_VD.device)
-    embedding_kernel[ids_T.numel(), triton.cdiv(dim, _BLOCK)](
-        ids_T, table_VD, out, dim, table_VD.stride(0), scale, SCALED=scale != 1.0, BLOCK=_BLOCK
-    )
+    launch(
+        embedding_kernel, (ids_T.numel(), cdiv(dim, _BLOCK)),
+        (ids_T, table_VD, out), (dim, table_VD.stride(0), scale), SCALED=scale != 1.0, BLOCK=_BLOCK
+    )  # fmt: skip
     return out
 
 

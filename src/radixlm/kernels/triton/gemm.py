@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-import triton
 from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import SWISH, gated_pairs
 from radixlm.kernels.triton.gemm_tile import gemm_kernel
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import interpreting, nothing
 from radixlm.kernels.triton.moe_align import Aligned
 from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
@@ -171,7 +171,7 @@ def product(
     tile = choose_tile(packed, tile_rows or rows, x_MK.dtype)
     out = torch.empty(rows, packed.width, dtype=dtype, device=x_MK.device)
     if rows:
-        _launch(x_MK, packed, x_scale, out, tile, rows, triton.cdiv(rows, tile.m))
+        _launch(x_MK, packed, x_scale, out, tile, rows, cdiv(rows, tile.m))
     return out
 
 
@@ -213,18 +213,19 @@ def _launch(
     if packed.act and not is_gated:
         made = out.new_empty(num_rows, packed.num_out)
     floats, integers = nothing(torch.float32, x.device), nothing(torch.int32, x.device)
-    grid = (num_blocks * triton.cdiv(packed.num_out, tile.n),)
-    gemm_kernel[grid](
-        x, floats if x_scale is None else x_scale, packed.data,
+    grid = (num_blocks * cdiv(packed.num_out, tile.n),)
+    launch(
+        gemm_kernel, grid,
+        (x, floats if x_scale is None else x_scale, packed.data,
         floats if packed.scale is None else packed.scale,
         floats if packed.bias is None else packed.bias, made,
         integers if aligned is None else aligned.slots,
         integers if aligned is None else aligned.owners,
-        floats if row_weights is None else row_weights,
-        num_rows, num_blocks, packed.num_out, packed.num_in, x.stride(0),
+        floats if row_weights is None else row_weights),
+        (num_rows, num_blocks, packed.num_out, packed.num_in, x.stride(0),
         packed.group, int(aligned is not None), top_k, int(packed.bias is not None),
         int(row_weights is not None), int(bool(packed.act)),
-        *SWISH.get(packed.act, (0.0, 0.0, 0.0)),
+        *SWISH.get(packed.act, (0.0, 0.0, 0.0))),
         KIND=packed.kind, GATED=is_gated,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP_M=tile.rows_in_turn,
         num_warps=tile.warps, num_stages=tile.stages,

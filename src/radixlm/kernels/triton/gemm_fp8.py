@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import fp8 as reference
 from radixlm.kernels.triton.gemm_tile import FP8_GROUP
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import INTERPRET, interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -87,7 +88,7 @@ def quantize_groups_kernel(
 
 def _row_block(num_in: int) -> tuple[int, int]:
     """Channels of a step of a row's program, and its warps."""
-    block = min(4096, max(128, triton.next_power_of_2(num_in)))
+    block = min(4096, max(128, next_power_of_2(num_in)))
     return block, min(8, max(1, block // 256))
 
 
@@ -98,8 +99,9 @@ def quantize_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tup
     scale = torch.empty(rows, dtype=torch.float32, device=x_MK.device)
     block, num_warps = _row_block(num_in)
     if rows:
-        quantize_rows_kernel[(rows,)](
-            x_MK, out, scale, num_in, x_MK.stride(0),
+        launch(
+            quantize_rows_kernel, (rows,),
+            (x_MK, out, scale), (num_in, x_MK.stride(0)),
             MAX_VALUE=127.0 if dtype == torch.int8 else reference.FP8_MAX, BLOCK=block,
             num_warps=num_warps,
         )  # fmt: skip
@@ -109,12 +111,13 @@ def quantize_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tup
 def quantize_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """(e4m3 [M, K], float32 scale [M, ceil(K / 128)])."""
     rows, num_in = x_MK.shape
-    num_groups = triton.cdiv(num_in, FP8_GROUP)
+    num_groups = cdiv(num_in, FP8_GROUP)
     out = torch.empty(rows, num_in, dtype=torch.float8_e4m3fn, device=x_MK.device)
     scale = torch.empty(rows, num_groups, dtype=torch.float32, device=x_MK.device)
     if rows:
-        quantize_groups_kernel[(rows, triton.cdiv(num_groups, _GROUPS))](
-            x_MK, out, scale, num_in, x_MK.stride(0),
+        launch(
+            quantize_groups_kernel, (rows, cdiv(num_groups, _GROUPS)),
+            (x_MK, out, scale), (num_in, x_MK.stride(0)),
             MAX_VALUE=reference.FP8_MAX, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
         )  # fmt: skip
     return out, scale

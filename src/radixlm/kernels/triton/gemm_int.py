@@ -14,6 +14,7 @@ from torch import Tensor
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
 from radixlm.kernels.triton.gemm_tile import load_dequantized
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import if_set, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -77,10 +78,12 @@ def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
     """Dense weights [N, K] in ``dtype``, gated ones still interleaved."""
     scale, shape = packed.scale, (packed.num_out, packed.num_in)
     out = torch.empty(shape, dtype=dtype, device=packed.data.device)
-    grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _inputs(packed.kind)))
-    dequantize_kernel[grid](
-        packed.data, scale, out, packed.num_out, packed.num_in, packed.group,
-        int(bool(packed.act)), **_constants(packed.kind, packed.group), num_warps=4,
+    grid = (cdiv(packed.num_out, _OUTPUTS), cdiv(packed.num_in, _inputs(packed.kind)))
+    launch(
+        dequantize_kernel, grid,
+        (packed.data, scale, out),
+        (packed.num_out, packed.num_in, packed.group, int(bool(packed.act))),
+        **_constants(packed.kind, packed.group), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -90,10 +93,11 @@ def scaled(sums_MN: Tensor, x_scale_M: Tensor, packed: Packed, dtype: torch.dtyp
     rows, num_out = sums_MN.shape
     out = torch.empty(rows, num_out, dtype=dtype, device=sums_MN.device)
     bias = packed.bias
-    scale_kernel[(rows, triton.cdiv(num_out, _COLUMNS))](
-        sums_MN, x_scale_M, packed.scale,
-        nothing(torch.float32, out.device) if bias is None else bias, out, num_out,
-        int(bias is not None), BLOCK=_COLUMNS, num_warps=4,
+    launch(
+        scale_kernel, (rows, cdiv(num_out, _COLUMNS)),
+        (sums_MN, x_scale_M, packed.scale,
+         nothing(torch.float32, out.device) if bias is None else bias, out),
+        (num_out, int(bias is not None)), BLOCK=_COLUMNS, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import operand
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -68,16 +69,18 @@ def skinny(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, splits: int) 
     """x W^T + bias of at most 16 rows, [M, N]."""
     rows, num_in = x_MK.shape
     num_out = weight_NK.shape[0]
-    part_in = triton.cdiv(triton.cdiv(num_in, splits), _BLOCK_K) * _BLOCK_K
-    splits = triton.cdiv(num_in, part_in)
+    part_in = cdiv(cdiv(num_in, splits), _BLOCK_K) * _BLOCK_K
+    splits = cdiv(num_in, part_in)
     parts = torch.empty(splits, rows, num_out, dtype=torch.float32, device=x_MK.device)
     out = torch.empty(rows, num_out, dtype=x_MK.dtype, device=x_MK.device)
-    split_kernel[(triton.cdiv(num_out, _BLOCK_N), splits)](
-        x_MK, weight_NK, parts, rows, num_out, num_in, x_MK.stride(0), part_in,
+    launch(
+        split_kernel, (cdiv(num_out, _BLOCK_N), splits),
+        (x_MK, weight_NK, parts), (rows, num_out, num_in, x_MK.stride(0), part_in),
         BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K, num_warps=4, num_stages=4,
     )  # fmt: skip
-    sum_kernel[(rows, triton.cdiv(num_out, _SUM_BLOCK))](
-        parts, out if bias_N is None else bias_N, out, rows, num_out, splits,
+    launch(
+        sum_kernel, (rows, cdiv(num_out, _SUM_BLOCK)),
+        (parts, out if bias_N is None else bias_N, out), (rows, num_out, splits),
         HAS_BIAS=bias_N is not None, BLOCK=_SUM_BLOCK, num_warps=2,
     )  # fmt: skip
     return out

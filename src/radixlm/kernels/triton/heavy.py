@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import operand
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -137,23 +138,26 @@ def choose(
     for first in range(0, num_rows, wave):
         sequences, seen = (x[first : first + wave] for x in rows)
         count = len(seen)
-        score_kernel[(count, kv_heads, triton.cdiv(max_len, _TOKENS))](
-            q_RHC[first:], channels_KW, *labels, page_table_SP, sequences, seen, keys,
-            q_RHC.stride(0), q_RHC.stride(1), page_table_SP.stride(0), max_len,
+        launch(
+            score_kernel, (count, kv_heads, cdiv(max_len, _TOKENS)),
+            (q_RHC[first:], channels_KW, *labels, page_table_SP, sequences, seen, keys),
+            (q_RHC.stride(0), q_RHC.stride(1), page_table_SP.stride(0), max_len),
             GROUP=group, WIDTH=width, TOKENS=_TOKENS, **_blocks(group, width), **sizes,
             num_warps=4,
         )  # fmt: skip
-        select_kernel[(count, heads)](
-            keys, page_table_SP, sequences, seen, chosen_NT, page_table_SP.stride(0), max_len,
-            first, chosen_NT.shape[1], HEADS=heads, BLOCK=_SELECTED, **sizes, num_warps=8,
+        launch(
+            select_kernel, (count, heads),
+            (keys, page_table_SP, sequences, seen, chosen_NT),
+            (page_table_SP.stride(0), max_len, first, chosen_NT.shape[1]),
+            HEADS=heads, BLOCK=_SELECTED, **sizes, num_warps=8,
         )  # fmt: skip
 
 
 def _blocks(group: int, width: int) -> dict[str, int]:
     """The sizes of a product on tensor cores."""
     return {
-        "BLOCK_G": max(16, triton.next_power_of_2(group)),
-        "BLOCK_W": max(32, triton.next_power_of_2(width)),
+        "BLOCK_G": max(16, next_power_of_2(group)),
+        "BLOCK_W": max(32, next_power_of_2(width)),
     }
 
 

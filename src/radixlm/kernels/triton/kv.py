@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.variant import Variant
 
@@ -61,9 +62,10 @@ def _index(pages: Sequence[int] | Tensor, device: torch.device) -> Tensor:
 def _move(source: Tensor, target: Tensor, of: Tensor | None, to: Tensor | None, num: int) -> None:
     a, b = _words(source), _words(target)
     num_layers, num_words = a.shape[0], a.shape[2]
-    move_kernel[num, num_layers, triton.cdiv(num_words, _BLOCK)](
-        a, b, a if of is None else of, b if to is None else to, num_words,
-        a.stride(0), a.stride(1), b.stride(0), b.stride(1),
+    launch(
+        move_kernel, (num, num_layers, cdiv(num_words, _BLOCK)),
+        (a, b, a if of is None else of, b if to is None else to),
+        (num_words, a.stride(0), a.stride(1), b.stride(0), b.stride(1)),
         FROM=of is not None, TO=to is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _CHUNK = 4096
@@ -59,14 +60,15 @@ def logprobs_at(logits_RV: Tensor, tokens_RK: Tensor) -> Tensor:
     rows, vocab = logits_RV.shape
     tokens_RK = tokens_RK.contiguous()
     num_tokens = tokens_RK.shape[1]
-    chunks = triton.cdiv(vocab, _CHUNK)
+    chunks = cdiv(vocab, _CHUNK)
     sums = torch.empty(rows, 2, chunks, dtype=torch.float32, device=logits_RV.device)
     out = torch.empty(rows, num_tokens, dtype=torch.float32, device=logits_RV.device)
     stride = logits_RV.stride(0)
-    sum_kernel[rows, chunks](logits_RV, sums, vocab, stride, chunks, num_warps=8)
-    logprob_kernel[(rows,)](
-        logits_RV, sums, tokens_RK, out, stride, chunks, num_tokens,
-        BLOCK=max(_FEW_CHUNKS, triton.next_power_of_2(chunks)), TOKENS=32, num_warps=4,
+    launch(sum_kernel, (rows, chunks), (logits_RV, sums), (vocab, stride, chunks), num_warps=8)
+    launch(
+        logprob_kernel, (rows,),
+        (logits_RV, sums, tokens_RK, out), (stride, chunks, num_tokens),
+        BLOCK=max(_FEW_CHUNKS, next_power_of_2(chunks)), TOKENS=32, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -33,6 +33,7 @@ from radixlm.kernels.triton.gemm import (
 )
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_pack import pack
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.moe_align import align
 from radixlm.kernels.triton.moe_gemv import gemv_down, gemv_up
@@ -151,9 +152,10 @@ class TritonExperts:
         out_SD = F.grouped_mm(h_SI, self.down.data.transpose(1, 2), offs=ends)
         out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
         dim = out_TD.shape[1]
-        combine_sorted_kernel[(tokens, triton.cdiv(dim, _BLOCK_D))](
-            out_SD, position_S, weights_TK, out_TD, dim, TOP_K=top_k, BLOCK=_BLOCK_D
-        )
+        launch(
+            combine_sorted_kernel, (tokens, cdiv(dim, _BLOCK_D)),
+            (out_SD, position_S, weights_TK, out_TD), (dim,), TOP_K=top_k, BLOCK=_BLOCK_D
+        )  # fmt: skip
         return out_TD
 
 
@@ -173,9 +175,10 @@ def _combined(out_SD: Tensor, tokens: int, top_k: int) -> Tensor:
         return out_SD
     dim = out_SD.shape[1]
     out_TD = out_SD.new_empty(tokens, dim)
-    combine_kernel[(tokens, triton.cdiv(dim, _BLOCK_D))](
-        out_SD, out_TD, dim, TOP_K=top_k, BLOCK=_BLOCK_D
-    )
+    launch(
+        combine_kernel, (tokens, cdiv(dim, _BLOCK_D)),
+        (out_SD, out_TD), (dim,), TOP_K=top_k, BLOCK=_BLOCK_D
+    )  # fmt: skip
     return out_TD
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.base.record import Record
+from radixlm.kernels.triton.launch import launch, next_power_of_2
 from radixlm.kernels.triton.variant import Variant
 
 _CHUNKS = (128, 1024)  # slots that a program looks at in one go, of few and of many
@@ -99,10 +100,11 @@ def align(ids_TK: Tensor, num_experts: int, block: int) -> Aligned:
     joint = torch.empty(2 * num_experts + blocks * (block + 1), dtype=torch.int32, device=device)
     slots, owners, counts, ends = joint.split([blocks * block, blocks, num_experts, num_experts])
     chunk = next((chunk for chunk in _CHUNKS if num_slots <= chunk), _CHUNKS[-1])
-    num_lanes = triton.next_power_of_2(num_experts)
-    count_kernel[(num_experts,)](ids, counts, num_slots, CHUNK=chunk, num_warps=4)
-    place_kernel[(num_experts + 1,)](
-        ids, counts, slots, owners, ends, num_slots, num_experts, blocks, block,
+    num_lanes = next_power_of_2(num_experts)
+    launch(count_kernel, (num_experts,), (ids, counts), (num_slots,), CHUNK=chunk, num_warps=4)
+    launch(
+        place_kernel, (num_experts + 1,),
+        (ids, counts, slots, owners, ends), (num_slots, num_experts, blocks, block),
         BLOCK_E=next((e for e in _EXPERTS if num_lanes <= e), num_lanes), CHUNK=chunk, num_warps=4,
     )  # fmt: skip
     return Aligned(slots, owners, ends, block, blocks)

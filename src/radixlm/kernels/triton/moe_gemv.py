@@ -17,6 +17,7 @@ from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import SWISH, swish_gated
 from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
 from radixlm.kernels.triton.gemm_tile import load_dequantized
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import if_set, interpreting, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -143,10 +144,12 @@ def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
     num_slots, top_k = ids_TK.numel(), ids_TK.shape[1]
     out = torch.empty(num_slots, packed.width, dtype=x_TD.dtype, device=x_TD.device)
     constants, none = _choice(packed, num_slots), nothing(torch.float32, x_TD.device)
-    gemv_up_kernel[(num_slots, triton.cdiv(packed.num_out, constants["BLOCK_N"]))](
-        x_TD, packed.data, none if packed.scale is None else packed.scale,
-        none if packed.bias is None else packed.bias, out, ids_TK, packed.num_out, packed.num_in,
-        x_TD.stride(0), packed.group, top_k, int(packed.bias is not None), *SWISH[packed.act],
+    launch(
+        gemv_up_kernel, (num_slots, cdiv(packed.num_out, constants["BLOCK_N"])),
+        (x_TD, packed.data, none if packed.scale is None else packed.scale,
+         none if packed.bias is None else packed.bias, out, ids_TK),
+        (packed.num_out, packed.num_in, x_TD.stride(0), packed.group, top_k,
+         int(packed.bias is not None), *SWISH[packed.act]),
         **constants, num_warps=4,
     )  # fmt: skip
     return out
@@ -157,10 +160,11 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
     tokens, top_k = ids_TK.shape
     out = torch.empty(tokens, packed.num_out, dtype=h_SI.dtype, device=h_SI.device)
     constants, none = _choice(packed, tokens), nothing(torch.float32, h_SI.device)
-    gemv_down_kernel[(tokens, triton.cdiv(packed.num_out, constants["BLOCK_N"]))](
-        h_SI, packed.data, none if packed.scale is None else packed.scale,
-        none if packed.bias is None else packed.bias, out, ids_TK, weights_TK, packed.num_out,
-        packed.num_in, packed.group, top_k, int(packed.bias is not None),
+    launch(
+        gemv_down_kernel, (tokens, cdiv(packed.num_out, constants["BLOCK_N"])),
+        (h_SI, packed.data, none if packed.scale is None else packed.scale,
+         none if packed.bias is None else packed.bias, out, ids_TK, weights_TK),
+        (packed.num_out, packed.num_in, packed.group, top_k, int(packed.bias is not None)),
         **constants, num_warps=4,
     )  # fmt: skip
     return out

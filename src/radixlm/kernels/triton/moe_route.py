@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import moe as reference
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -102,7 +103,7 @@ def route_kernel(
 
 def _tile(num_experts: int) -> tuple[int, int, int]:
     """Rows and experts of a program, and its warps."""
-    block = max(16, triton.next_power_of_2(num_experts))
+    block = max(16, next_power_of_2(num_experts))
     return max(1, _TILE // block), block, 4 if block > 256 else 2
 
 
@@ -113,11 +114,11 @@ def _constants(spec: Moe, num_experts: int, has_correction: bool) -> dict[str, o
         "SCORE": SCORES[spec.score],
         "HAS_CORRECTION": has_correction,
         "GROUPS": groups,
-        "BLOCK_G": max(2, triton.next_power_of_2(groups)),
+        "BLOCK_G": max(2, next_power_of_2(groups)),
         "KEPT": kept,
         "BY_TOP2": spec.group_score == "top2",
         "TOP_K": spec.top_k,
-        "BLOCK_K": max(2, triton.next_power_of_2(spec.top_k)),
+        "BLOCK_K": max(2, next_power_of_2(spec.top_k)),
         "RENORM": spec.renorm,
         "ROWS": rows,
         "BLOCK_E": block,
@@ -147,9 +148,10 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Te
     if not num_tokens:
         return weights_TK, ids_TK
     rows, _, num_warps = _tile(num_experts)
-    route_kernel[(triton.cdiv(num_tokens, rows),)](
-        logits_TE, weights_TK if correction_E is None else correction_E, weights_TK, ids_TK,
-        num_tokens, num_experts, logits_TE.stride(0), num_experts // spec.groups[0], spec.scale,
+    launch(
+        route_kernel, (cdiv(num_tokens, rows),),
+        (logits_TE, weights_TK if correction_E is None else correction_E, weights_TK, ids_TK),
+        (num_tokens, num_experts, logits_TE.stride(0), num_experts // spec.groups[0], spec.scale),
         **_constants(spec, num_experts, correction_E is not None), num_warps=num_warps,
     )  # fmt: skip
     return weights_TK, ids_TK

@@ -6,6 +6,7 @@ Legend: N rows, D channels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import cast, runs_on
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -50,9 +52,10 @@ def norm_kernel(
     tl.store(out_ptr + wide_row * out_stride + col, cast(x, out_ptr.dtype.element_ty), mask=mask)
 
 
+@functools.cache
 def _tile(dim: int) -> tuple[int, int, int]:
     """Rows and channels of a program, and its warps."""
-    block = max(64, triton.next_power_of_2(dim))
+    block = max(64, next_power_of_2(dim))
     return max(1, _TILE // block), block, min(32, max(4, block // 512))
 
 
@@ -92,10 +95,12 @@ def norm_into(
     weight and bias: float32 [D] or [H, D], the latter for rows n % H."""
     num_rows, dim = x_ND.shape
     rows, block, num_warps = _tile(dim)
-    norm_kernel[(triton.cdiv(num_rows, rows),)](
-        x_ND, x_ND if delta_ND is None else delta_ND, weight_D,
-        weight_D if bias_D is None else bias_D, out_ND, num_rows, dim, weight_D.numel() // dim,
-        x_ND.stride(0), 0 if delta_ND is None else delta_ND.stride(0), out_ND.stride(0), eps,
+    launch(
+        norm_kernel, (cdiv(num_rows, rows),),
+        (x_ND, x_ND if delta_ND is None else delta_ND, weight_D,
+         weight_D if bias_D is None else bias_D, out_ND),
+        (num_rows, dim, weight_D.numel() // dim, x_ND.stride(0),
+         0 if delta_ND is None else delta_ND.stride(0), out_ND.stride(0), eps),
         HAS_DELTA=delta_ND is not None, HAS_BIAS=bias_D is not None, IS_LAYER=is_layer_norm,
         ROWS=rows, BLOCK=block, num_warps=num_warps,
     )  # fmt: skip
@@ -118,7 +123,8 @@ def norm(
         delta_ND = as_rows(delta)
         if delta_ND is None:
             delta_ND = delta.reshape(-1, x.shape[-1])
-    norm_into(rows_ND, out.view(rows_ND.shape), weight_D, bias_D, eps, is_layer_norm, delta_ND)
+    out_ND = out if out.ndim == 2 else out.view(rows_ND.shape)
+    norm_into(rows_ND, out_ND, weight_D, bias_D, eps, is_layer_norm, delta_ND)
     return out
 
 

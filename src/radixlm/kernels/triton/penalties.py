@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton.bitmask import is_forbidden
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.variant import Variant
 
 # columns of a row of the table, int64. Addresses are of device memory, 0 for none.
@@ -135,20 +136,22 @@ def process_(
     ``rows_RA`` int64, columns as in COLUMNS; ``positions_R`` int32, those of the tokens to draw.
     """
     rows, vocab = logits_RV.shape
-    penalty_kernel[rows, triton.cdiv(vocab, _BLOCK)](
-        logits_RV, rows_RA, rows_RA if mask_RW is None else mask_RW, vocab, logits_RV.stride(0),
-        0 if mask_RW is None else mask_RW.stride(0),
+    launch(
+        penalty_kernel, (rows, cdiv(vocab, _BLOCK)),
+        (logits_RV, rows_RA, rows_RA if mask_RW is None else mask_RW),
+        (vocab, logits_RV.stride(0), 0 if mask_RW is None else mask_RW.stride(0)),
         MASK=mask_RW is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
-    list_kernel[(rows,)](
-        logits_RV, rows_RA, positions_R, vocab, logits_RV.stride(0),
+    launch(
+        list_kernel, (rows,),
+        (logits_RV, rows_RA, positions_R), (vocab, logits_RV.stride(0)),
         BLOCK=2 * _BLOCK, LIST=_LIST, num_warps=8,
     )  # fmt: skip
 
 
 def record(rows_RA: Tensor, tokens_R: Tensor) -> None:
     """Count the tokens (int64 [R], negative for none) of rows that have counts."""
-    record_kernel[(tokens_R.shape[0],)](rows_RA, tokens_R, num_warps=1)
+    launch(record_kernel, (tokens_R.shape[0],), (rows_RA, tokens_R), (), num_warps=1)
 
 
 def variants() -> tuple[Variant, ...]:

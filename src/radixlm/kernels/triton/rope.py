@@ -8,6 +8,7 @@ Legend: T tokens, H query heads, K KV heads, C channels, R half the rotated ones
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.kernels.ops import rope as reference
 from radixlm.kernels.ops.rope import QkNorm
+from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import cast, runs_on
 from radixlm.kernels.triton.norm import norm_into
 from radixlm.kernels.triton.variant import MIN_ARCH, POINTERS, Variant
@@ -180,13 +182,14 @@ class Tile(Record):
         return 8 if is_large or is_widest or (norm == _LAYER and self.half >= 128) else 4
 
 
+@functools.cache
 def tile_of(dim: int, half: int, v_dim: int) -> Tile:
     """Blocks for heads of ``dim`` channels, ``half`` pairs of them rotated."""
-    half_block = max(16, triton.next_power_of_2(half)) if half else 16
-    rest_block = max(16, triton.next_power_of_2(dim - 2 * half)) if dim > 2 * half else 16
-    v_block = max(16, triton.next_power_of_2(v_dim))
+    half_block = max(16, next_power_of_2(half)) if half else 16
+    rest_block = max(16, next_power_of_2(dim - 2 * half)) if dim > 2 * half else 16
+    v_block = max(16, next_power_of_2(v_dim))
     longest = max(2 * half_block + (rest_block if dim > 2 * half else 0), v_block)
-    return Tile(max(1, _TILE // triton.next_power_of_2(longest)), half_block, rest_block, v_block)
+    return Tile(max(1, _TILE // next_power_of_2(longest)), half_block, rest_block, v_block)
 
 
 def takes_heads(x_THC: Tensor) -> bool:
@@ -270,15 +273,14 @@ def _launch(
         weights = (norm.q_weight, norm.k_weight)
         weights += (q, q) if norm.q_bias is None else (norm.q_bias, norm.k_bias)
         weight_stride = dim if norm.kind == "each" else 0
-    parts = triton.cdiv(q_heads, tile.heads) + triton.cdiv(k_heads, tile.heads) * (
-        1 if store is None else 2
-    )
-    prepare_kernel[tokens, parts](
-        q, k, v, *weights, q if cos_sin is None else cos_sin, k_pool, v_pool, slots,
-        q_heads, k_heads, dim, half, v_dim, weight_stride, 0.0 if norm is None else norm.eps,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+    parts = cdiv(q_heads, tile.heads) + cdiv(k_heads, tile.heads) * (1 if store is None else 2)
+    launch(
+        prepare_kernel, (tokens, parts),
+        (q, k, v, *weights, q if cos_sin is None else cos_sin, k_pool, v_pool, slots),
+        (q_heads, k_heads, dim, half, v_dim, weight_stride, 0.0 if norm is None else norm.eps,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         0 if cos_sin is None else cos_sin.stride(0),
-        k_pool.stride(0), k_pool.stride(1), v_pool.stride(0), v_pool.stride(1),
+        *k_pool.stride()[:2], *v_pool.stride()[:2]),
         NORM=_kind(norm), BIAS=norm is not None and norm.q_bias is not None,
         ROPE=cos_sin is not None, INTERLEAVED=interleaved, STORE=store is not None,
         HEADS=tile.heads, HALF=tile.half, REST=tile.rest, V_BLOCK=tile.v,

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.variant import Variant
 
@@ -244,23 +245,25 @@ def draw(
     The token goes to ``next_token[slots_R]`` too, if given.
     """
     rows, vocab = logits_RV.shape
-    chunks = triton.cdiv(vocab, _CHUNK)
+    chunks = cdiv(vocab, _CHUNK)
     device = logits_RV.device
     floats = torch.empty(rows, _NUM_FLOATS, chunks, dtype=torch.float32, device=device)
     tokens = torch.empty(rows, 2, chunks, dtype=torch.int32, device=device)
     out_R = torch.empty(rows, dtype=torch.int64, device=device)
     bad_R = torch.empty(rows, dtype=torch.bool, device=device)
     stride = params_PR.stride(0)
-    chunk_kernel[rows, chunks](
-        logits_RV, params_PR, positions_R, params_PR if mask_RW is None else mask_RW,
-        floats, tokens, vocab, logits_RV.stride(0), stride,
-        0 if mask_RW is None else mask_RW.stride(0), chunks,
+    launch(
+        chunk_kernel, (rows, chunks),
+        (logits_RV, params_PR, positions_R, params_PR if mask_RW is None else mask_RW,
+         floats, tokens),
+        (vocab, logits_RV.stride(0), stride, 0 if mask_RW is None else mask_RW.stride(0), chunks),
         MASK=mask_RW is not None, num_warps=_WARPS,
     )  # fmt: skip
-    pick_kernel[(rows,)](
-        logits_RV, params_PR, positions_R, floats, tokens, out_R, bad_R,
-        out_R if next_token is None else next_token, out_R if slots_R is None else slots_R,
-        vocab, logits_RV.stride(0), stride, chunks,
+    launch(
+        pick_kernel, (rows,),
+        (logits_RV, params_PR, positions_R, floats, tokens, out_R, bad_R,
+         out_R if next_token is None else next_token, out_R if slots_R is None else slots_R),
+        (vocab, logits_RV.stride(0), stride, chunks),
         TO_SLOTS=next_token is not None, BLOCK=_FEW_CHUNKS if chunks <= _FEW_CHUNKS else MAX_CHUNKS,
         num_warps=_PICK_WARPS,
     )  # fmt: skip
