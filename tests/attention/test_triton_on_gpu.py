@@ -69,9 +69,13 @@ def test_equals_torch_native(name: str, step: str, dtype: torch.dtype) -> None:
 def test_caches_of_8_bits(cache: torch.dtype, name: str) -> None:
     for step in ("decode", "mixed"):
         case = Case.random(SITES[name], STEPS[step], 16, 1, cache_dtype=cache)
+        # both store the same: a number rounded twice may be the neighbour of one rounded once
+        case = replace(
+            case, **{x: [row.bfloat16().float() for row in getattr(case, x)] for x in "qkv"}
+        )
         ours = run_step("triton", case, SITES[name], torch.bfloat16, device=GPU)
         theirs = run_step("torch_native", case, SITES[name], torch.float32, device=GPU)
-        near(ours, theirs, 2e-2)
+        near(ours, theirs, 1e-2)
 
 
 def test_a_graph_follows_the_lengths() -> None:

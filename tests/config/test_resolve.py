@@ -240,6 +240,16 @@ def test_planned_contradictory_and_idle_options_are_met(caplog: pytest.LogCaptur
     assert "--disable-cuda-graph has no effect" in caplog.text
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_automatic_value_is_called_idle(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    facts = replace(CPU, device=device)
+    with caplog.at_level(logging.INFO, "radixlm"):
+        assert settle(facts).adapters.max_loras_per_batch is None
+    assert "no effect" not in caplog.text
+    most = settle(facts, lora_paths=["a=/a"]).adapters.max_loras_per_batch
+    assert most == (8 if device == "cuda" else None)
+
+
 def test_a_step_returns_changes_and_touches_nothing() -> None:
     config = ServerConfig()
     before = flat(config)

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests.arch.oracle import TINY_CONFIGS
 from tests.fakes.decoder_configs import DECODER_CONFIGS
+from tests.fakes.newer_references import CHECKPOINT, NUMBERS, skip_if_older
 from tests.fakes.text_models import class_of
 
 transformers.utils.logging.disable_progress_bar()
@@ -73,6 +74,7 @@ def make_tiny(
     **config_overrides: Any,
 ) -> Path:
     """Write a random checkpoint of the architecture; an override of None drops a config key."""
+    skip_if_older(arch, CHECKPOINT)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     cls = class_of(arch)
@@ -129,6 +131,7 @@ def copy_tiny(source: Path, target: Path) -> Path:
 def reference_model(folder: Path) -> Any:
     """The Hugging Face model of a folder, in float32 with eager attention."""
     config = json.loads((folder / "config.json").read_text())
+    skip_if_older(config["architectures"][0], NUMBERS)
     cls = class_of(config["architectures"][0])
     return cls.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 

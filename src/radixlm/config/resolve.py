@@ -194,7 +194,9 @@ def adjust_adapters(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """--lora-paths implies --enable-lora. On a GPU adapters share the memory of the KV cache."""
     if config.adapters.lora_paths and not config.adapters.enable_lora:
         yield Change("enable_lora", True, "required by --lora-paths")
-    if config.adapters.max_loras_per_batch is None and config.execute.device == "cuda":
+    has_adapters = config.adapters.enable_lora or config.adapters.lora_paths
+    is_open = config.adapters.max_loras_per_batch is None
+    if has_adapters and is_open and config.execute.device == "cuda":
         yield Change("max_loras_per_batch", 8, "default on cuda", is_minor=True)
 
 

@@ -149,6 +149,7 @@ class Profiler:
                 with_stack=order.with_stack,
                 record_shapes=order.record_shapes,
                 profile_memory="MEM" in order.activities and self._device.type != "cuda",
+                acc_events=True,  # there is one cycle; torch 2.11 warns of what more would lose
             )
             self._profile.start()
         if self._has_snapshot(order):
