@@ -1,9 +1,7 @@
 """Matrix products and experts on a GPU, each next to its alternatives.
 
-    PYTHONPATH=src python bench/gpu_gemm.py [--budget 120] [--out gemm.json] [--only skinny]
+    PYTHONPATH=src python bench/gpu_gemm.py [--budget 120] [--out gemm.json] [--only formats]
 
-skinny    up to 16 rows: cuBLAS beside ``gemm_small``, for layers of 0.6 B and 8 B models; prints
-          the lines of ``gemm_small.SPLITS`` for shapes that win by 5 % at 1, 4 and 16 rows
 formats   every weight format beside bfloat16, 1 to 4,096 rows; errors against float32
 experts   Qwen3-30B-A3B's experts: the three ways at 1 to 4,096 tokens, GB/s of the experts read
 tiles     the same at 64 to 1,024 tokens with other tiles than ``gemm.TABLES`` would take
@@ -24,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm, linear, moe
-from radixlm.kernels.triton.gemm_small import skinny
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.moe_align import align
 
@@ -45,7 +41,6 @@ DENSE: tuple[tuple[int, int], ...] = (
     (4096, 14336),
 )
 FORMATS = ("", "fp8", "fp8-128", "int8wo", "w8a8", "int4-128")
-WIN = 0.95
 
 if interpreting():
     DENSE, REPLAYS, WARM, CACHE_BYTES = ((64, 128),), 1, 0, 1
@@ -83,23 +78,6 @@ def copies(num_bytes: int) -> int:
 
 def normal(*shape: int) -> Tensor:
     return torch.empty(shape, device=DEVICE, dtype=DTYPE).normal_()
-
-
-def bench_skinny() -> Iterator[dict[str, Any]]:
-    for num_out, num_in in DENSE:
-        weights = [normal(num_out, num_in) for _ in range(copies(2 * num_out * num_in))]
-        wins: dict[int, list[float]] = {}
-        for rows in (1, 4, 16):
-            x = normal(rows, num_in)
-            blas = microseconds([partial(F.linear, x, w) for w in weights])
-            for splits in (1, 2, 4, 8):
-                own = microseconds([partial(skinny, x, w, None, splits) for w in weights])
-                wins.setdefault(splits, []).append(own / blas)
-                yield {"N": num_out, "K": num_in, "rows": rows, "splits": splits,
-                       "blas_us": blas, "own_us": own}  # fmt: skip
-        best = min(wins, key=lambda splits: max(wins[splits]))
-        if max(wins[best]) < WIN:
-            print(f"SPLITS[{num_out}, {num_in}] = {best}", flush=True)
 
 
 def bench_formats() -> Iterator[dict[str, Any]]:
@@ -176,7 +154,6 @@ def bench_tiles() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     stages = {
-        "skinny": bench_skinny,
         "formats": bench_formats,
         "experts": bench_experts,
         "tiles": bench_tiles,

@@ -11,7 +11,6 @@ from radixlm.kernels.ops import linear as reference
 from radixlm.kernels.ops.fp8 import fake_quantize_x
 from radixlm.kernels.triton import linear
 from radixlm.kernels.triton.gemm_fp8 import quantize_rows
-from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
 
 FORMATS = ["", "int8wo", "w8a8", "int4-32", "w4a8-64", "fp8", "fp8-128"]
 
@@ -86,33 +85,6 @@ def test_torchs_row_scaled_product() -> None:
     got = linear.by_rows(values, scale, packed.packed, torch.ones(64).bfloat16())
     want = fake_quantize_x(x) @ packed.unpack().float().T + 1
     assert error(got, want) < 1e-2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "num_in", "splits"), [(1, 200, 1), (5, 640, 3)])
-def test_skinny_products(dtype: torch.dtype, rows: int, num_in: int, splits: int) -> None:
-    torch.manual_seed(5)
-    x, weight = torch.randn(rows, num_in).to(dtype), torch.randn(50, num_in).to(dtype)
-    bias = torch.randn(50).to(dtype)
-    want = x.float() @ weight.float().T + bias.float()
-    assert error(skinny(x, weight, bias, splits), want) < (1e-5 if dtype == torch.float32 else 1e-2)
-
-
-def test_a_shape_of_the_table_uses_the_skinny_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPLITS, (48, 256), 2)
-    seen: list[int] = []
-
-    def spy(x: Tensor, weight: Tensor, bias: Tensor | None, splits: int) -> Tensor:
-        seen.append(splits)
-        return skinny(x, weight, bias, splits)
-
-    monkeypatch.setattr(linear, "skinny", spy)
-    weight = torch.randn(48, 256)
-    packed = linear.pack_linear(weight, None, "")
-    for rows in (1, MAX_ROWS, MAX_ROWS + 1):
-        x = torch.randn(rows, 256)
-        assert error(packed.run(x), x @ weight.T) < 1e-5
-    assert seen == [2, 2]
 
 
 def test_these_ops_are_found_by_name() -> None:

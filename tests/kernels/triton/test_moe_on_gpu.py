@@ -15,7 +15,6 @@ from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import linear as ops_linear
 from radixlm.kernels.ops import moe as ops_moe
 from radixlm.kernels.triton import linear
-from radixlm.kernels.triton.gemm_small import skinny
 from radixlm.kernels.triton.moe import TritonExperts, pack_experts
 from radixlm.kernels.triton.moe_route import route
 
@@ -45,12 +44,6 @@ def test_linear_maps(fmt: str, rows: int) -> None:
     gated = linear.pack_gated(weight, None, fmt, "silu")
     near(gated.run(x), ops_linear.pack_gated(weight, None, fmt, "silu").run(x), 2e-2)
     assert torch.equal(packed.run(x), packed.run(x))
-
-
-@pytest.mark.parametrize("rows", [1, 4, 16])
-def test_skinny_products(rows: int) -> None:
-    x, weight = random(rows, 1000 * 8), random(3072, 1000 * 8, seed=1)
-    near(skinny(x, weight, None, 4), x.float() @ weight.float().T)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 8, 9, 64, 300, 2500])

@@ -22,7 +22,7 @@ from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 from radixlm.step.batch import AttentionSite
 
 MAX_DIM = 256  # of a head; latents have 576
-DECODE_LEN = 256  # least tokens of a split
+DECODE_LEN = 64  # least tokens of a split
 EXTEND_LEN = 1024
 
 

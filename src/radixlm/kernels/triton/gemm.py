@@ -57,7 +57,8 @@ class Tile(Record):
     rows_in_turn: int = 8
 
 
-Table = tuple[tuple[int, Tile], ...]  # (max rows of an expert, tile); the last has no bound
+# (max rows of an expert, or in one place outputs, tile); the last of rows has no bound
+Table = tuple[tuple[int, Tile], ...]
 _ANY = 1 << 30
 
 _WIDE: Table = (
@@ -105,6 +106,11 @@ TABLES: Mapping[int, Table] = {
 }
 INVARIANT_ROWS = 64  # rows of the tile that all batches share, if results may not depend on them
 _NARROW_OUT = 64 * 132  # outputs that leave some of 132 SMs idle with tiles of 64
+# fp8 with few outputs, measured on an H100: a program alone on its SM needs many bytes in flight
+_FP8_NARROW: Table = (
+    (32 * 132, Tile(16, 32, 256, stages=6, rows_in_turn=1)),
+    (_NARROW_OUT, Tile(16, 64, 256, rows_in_turn=1)),
+)
 
 
 def int4_chunk(group: int) -> int:
@@ -154,6 +160,8 @@ def _fit(
     elif kind == kinds.FP8_BLOCK_WIDE:
         k = min(k, kinds.FP8_GROUP)
     if tile.m == 16 and num_out <= _NARROW_OUT:
+        if kind == kinds.FP8:
+            return next(tile for max_out, tile in _FP8_NARROW if num_out <= max_out)
         n = 32
     return Tile(tile.m, n, k, warps, tile.stages, tile.rows_in_turn)
 
@@ -282,7 +290,7 @@ def _tiles(kind: int, dtype: torch.dtype, is_old: bool) -> set[Tile]:
     return {
         _fit(kind, group, num_out, rows, dtype, is_old)
         for group in ((32, 128) if kind in kinds.NIBBLES else (0,))
-        for num_out in (_NARROW_OUT, _NARROW_OUT + 1)
+        for num_out in (32 * 132, _NARROW_OUT, _NARROW_OUT + 1)
         for rows in (1, 17, 33, 65)
     }
 

@@ -1,9 +1,9 @@
 """Linear maps on a GPU, and registers the ops of this package that pack weights.
 
-    16 bit floats       cuBLAS (``gemm_small`` for shapes where it was measured to be faster)
+    16 bit floats       cuBLAS
     int8wo, int4-, w4a8- Triton for few rows; dequantized once and cuBLAS for many
     w8a8                Triton up to 16 rows; torch's product of integers for more
-    fp8                 Triton up to 64 rows; torch's scaled product for more
+    fp8                 Triton up to 16 rows, gated up to 64; torch's scaled product for more
     fp8-128             Triton below 256 rows; torch's, where it is right on this GPU, above
 
 Legend: T tokens, I inputs, O outputs.
@@ -28,7 +28,6 @@ from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_int import dequantize, scaled
 from radixlm.kernels.triton.gemm_pack import dequantize as unpack_weights
 from radixlm.kernels.triton.gemm_pack import owned, pack
-from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.ops import register_triton
 from radixlm.kernels.triton.variant import POINTERS
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FEW_ROWS = 64  # up to here weights are dequantized inside the product
 INTEGER_ROWS = 16  # torch's product of integers takes more
+FP8_ROWS = 16  # torch's product by rows is the faster one from here, unless the weights are gated
 BLOCKWISE_ROWS = 256  # torch's blockwise product is the faster one from here
 _HOPPER = (9, 0)
 
@@ -48,7 +48,6 @@ class PlainLinear(reference.ReferenceLinear):
         weight_OI = owned(weight_OI)
         bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
         super().__init__(weight_OI, bias_O)
-        self._splits = SPLITS.get((weight_OI.shape[0], weight_OI.shape[1]), 0)
         self._packed: Packed | None = None
 
     def keep_batch_invariant(self) -> None:
@@ -62,9 +61,6 @@ class PlainLinear(reference.ReferenceLinear):
         if self._packed is not None:
             y = _run_invariant(self._packed, _flat(x_TI))
             return y.view(*x_TI.shape[:-1], self.out_features)
-        if self._splits and x_TI.ndim == 2 and 0 < x_TI.shape[0] <= MAX_ROWS:
-            if x_TI.dtype == self.weight_OI.dtype and x_TI.stride(1) == 1:
-                return skinny(x_TI, self.weight_OI, self.bias_O, self._splits)
         return super().run(x_TI)
 
 
@@ -153,8 +149,9 @@ def _run_fp8(linear: QuantizedLinear, x: Tensor) -> Tensor:
     packed = linear.packed
     values, scale = quantize_rows(x)
     is_aligned = packed.num_in % 16 == 0 and packed.num_out % 16 == 0
+    few_rows = FEW_ROWS if packed.act else FP8_ROWS
     # torch's product by rows writes bfloat16 only
-    if x.shape[0] <= FEW_ROWS or x.dtype != torch.bfloat16 or not (is_aligned and x.is_cuda):
+    if x.shape[0] <= few_rows or x.dtype != torch.bfloat16 or not (is_aligned and x.is_cuda):
         return product(values, packed, scale, x.dtype)
     return linear.finished(by_rows(values, scale, packed, linear.bias(x.dtype)))
 
