@@ -197,12 +197,12 @@ def lora_cases(num_out: int, num_in: int, rank: int) -> Iterator[Case]:
     count = max(16, _MEMORY_BYTES // (each * torch.bfloat16.itemsize))
     a, b = (torch.full(s, 0.01, dtype=torch.bfloat16) for s in ((rank, num_in), (num_out, rank)))
     adapters = [
-        cpu_lora.pack_adapter({0: (LoraPart(a.clone(), b.clone(), 1.0),)}) for _ in range(count)
+        cpu_lora.NativeAdapter({0: (LoraPart(a.clone(), b.clone(), 1.0),)}) for _ in range(count)
     ]
     for rows, used in ((1, 1), (16, 16), (64, 4), (512, 1)):
         order = torch.arange(rows, dtype=torch.int32) % used
         steps = [
-            cpu_lora.lora_rows(adapters[first : first + used], order)
+            cpu_lora.NativeLoraRows(adapters[first : first + used], order)
             for first in range(0, count - used + 1, used)
         ]
         x, y = torch.randn(rows, num_in), torch.zeros(rows, num_out)

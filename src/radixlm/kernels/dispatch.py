@@ -32,7 +32,6 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             (
                 "radixlm.kernels.cpu.ops",
                 "radixlm.kernels.cpu.scan",
-                "radixlm.kernels.cpu.lora",
                 "radixlm.kernels.cpu.fused",
             ),
         ),

@@ -1,5 +1,6 @@
 """Status of the C++ extension, with it and without."""
 
+import json
 import subprocess
 import sys
 
@@ -57,6 +58,30 @@ def test_without_the_extension_torch_serves_with_one_warning(quantization: str) 
     assert run.stdout.strip() == "torch_native 3", run.stderr
     (warning,) = [line for line in run.stderr.splitlines() if "_cpu" in line]
     assert "no fast kernels" in warning and "torch reference runs instead" in warning
+
+
+ADAPTED = """
+import sys
+if sys.argv[1:] == ["without"]:
+    sys.modules["radixlm._cpu"] = None
+from radixlm.entrypoints.offline import Engine
+adapter = "upper=zoo/models/radix-tiny-lora-upper"
+with Engine(model_path="radix-tiny", lora_paths=[adapter]) as engine:
+    params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
+    ids = [[5, 6, 7, 8, 9, 10]] * 2
+    made = engine.generate(input_ids=ids, sampling_params=params, lora_path=["upper", None])
+    print([one["output_ids"] for one in made])
+"""
+
+
+def test_without_the_extension_adapters_change_the_same_tokens() -> None:
+    native, without = (
+        subprocess.run([sys.executable, "-c", ADAPTED, *rest], capture_output=True, text=True)
+        for rest in ([], ["without"])
+    )
+    assert json.loads(without.stdout) == json.loads(native.stdout), without.stderr
+    adapted, plain = json.loads(native.stdout)
+    assert adapted != plain
 
 
 def test_the_environment_picks_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import int32, rows_of
 from radixlm.kernels.cpu.extension import DTYPE_CODE, address, native
-from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops.lora import LoraPart, PackedAdapter, Parts, ReferenceLoraRows, TableRows
-
-NAME = "native"
 
 
 class NativeAdapter:
@@ -88,15 +85,3 @@ class NativeLoraRows(ReferenceLoraRows):
 
 def _are_plain(*tensors: Tensor) -> bool:
     return all(one.dtype == torch.float32 and one.stride(-1) == 1 for one in tensors)
-
-
-@implements("pack_adapter", name=NAME, device="cpu")
-def pack_adapter(parts: Parts) -> PackedAdapter:
-    """See kernels/ops/lora.py."""
-    return NativeAdapter(parts)
-
-
-@implements("lora_rows", name=NAME, device="cpu")
-def lora_rows(adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> NativeLoraRows:
-    """See kernels/ops/lora.py. ValueError for an adapter that is not there."""
-    return NativeLoraRows(adapters, adapter_T)

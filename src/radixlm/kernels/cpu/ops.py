@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu import activation, linear, norm, rope
+from radixlm.kernels.cpu.lora import NativeAdapter, NativeLoraRows
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import embedding as reference_embedding
@@ -149,3 +150,8 @@ def pack_linear(
     if not linear.can_pack(weight_OI, fmt):
         return reference_linear.pack_linear(weight_OI, bias_O, fmt)
     return NativeLinear(linear.pack(weight_OI.detach(), bias_O, fmt), weight_OI.dtype)
+
+
+# not by decorators: kernels/cpu/lora.py is also imported where the extension is missing
+implements("pack_adapter", name=NAME, device="cpu")(NativeAdapter)
+implements("lora_rows", name=NAME, device="cpu")(NativeLoraRows)
