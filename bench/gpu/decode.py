@@ -7,13 +7,13 @@ from functools import partial
 
 from gpu import roofline
 from gpu.random_engine import Engine, opened
-from gpu.roofline import SHAPES, TINY, Shape
+from gpu.roofline import CONTEXT, SHAPES, TINY, Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
 
 MODELS = (("0.6B", "bf16"), ("8B", "bf16"), ("8B", "fp8"), ("30B-A3B", "bf16"), ("30B-A3B", "fp8"))
 BATCHES = (1, 8, 64, 256)
-CONTEXT, LONG = 1024, 32768
+LONG = 32768
 SPARE = (
     1.25  # memory besides the weights: KV of the smaller batches, and one layer while it is packed
 )
@@ -103,7 +103,8 @@ def _point(
     least_ms = 1e3 * roofline.decode_s(
         shape, batch, context, s.ceilings, 1 if weights == "fp8" else 2
     )
-    goal = roofline.verdict(shape.name, weights, batch, times.gpu_ms) if context == CONTEXT else ""
+    share = least_ms / times.gpu_ms
+    goal = roofline.verdict(shape, weights, batch, share) if context == CONTEXT else ""
     s.add(
         **where,
         gpu_ms=times.gpu_ms,
@@ -113,7 +114,7 @@ def _point(
         host_us=times.host_us,
         tok_s=1e3 * batch / times.period_ms,
         roofline_ms=least_ms,
-        share=least_ms / times.gpu_ms,
+        share=share,
         goal=goal,
     )
 

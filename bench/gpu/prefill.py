@@ -40,7 +40,7 @@ def _point(
         tok_s=1e3 * batch * count / ms,
         roofline_ms=least_ms,
         share=least_ms / ms,
-        goal=roofline.verdict(shape.name, weights, "prefill", ms) if is_goal else "",
+        goal=roofline.verdict(shape, weights, "prefill", least_ms / ms) if is_goal else "",
     )
     if is_goal or (batch, count, prefix) == TINY_POINTS[0]:
         found = kernels_of(s, lambda: time_steps(s, engine, enter, items, 1))

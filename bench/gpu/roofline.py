@@ -140,8 +140,9 @@ def prefill_s(
     return products + attention / ceilings.flops_bf16
 
 
-# (shape, weights) -> ms of a decode step at context 1024 by batch, and of a prompt of 8192, that
-# an H200 must reach; sampling included
+CONTEXT, PROMPT = 1024, 8192  # tokens of the goals
+# (shape, weights) -> ms of a decode step at that context by batch, and of that prompt, that an H200
+# must reach; sampling included
 MUST: dict[tuple[str, str], dict[int | str, float]] = {
     ("0.6B", "bf16"): {1: 1.30, 8: 1.45, 64: 3.2, 256: 10.5, "prefill": 34},
     ("8B", "bf16"): {1: 4.7, 8: 5.1, 64: 7.6, 256: 17.9, "prefill": 255},
@@ -158,11 +159,16 @@ MUST_IDLE = 0.05  # max share of idle time between decode steps of 32 rows and m
 MUST_HOST_US = 400  # max host time of a step of 256 rows
 
 
-def verdict(shape: str, weights: str, what: int | str, ms: float) -> str:
-    """ "stretch", "must" or "missed"; "" without a goal."""
-    goal = MUST.get((shape, weights), {}).get(what)
-    if goal is None:
-        return ""
-    if ms <= STRETCH.get((shape, weights), {}).get(what, 0.0):
-        return "stretch"
-    return "must" if ms <= goal else "missed"
+def verdict(shape: Shape, weights: str, what: int | str, share: float) -> str:
+    """"stretch", "must" or "missed"; "" without a goal. What counts on any card is the share of its
+    roofline: the goals are milliseconds of an H200."""
+    num_bytes = 1 if weights == "fp8" else 2
+    if isinstance(what, int):
+        least_s = decode_s(shape, what, CONTEXT, Ceilings(), num_bytes)
+    else:
+        least_s = prefill_s(shape, 1, PROMPT, 0, Ceilings(), num_bytes)
+    key = shape.name, weights
+    for name, goals in (("stretch", STRETCH), ("must", MUST)):
+        if what in goals.get(key, {}) and share >= 1e3 * least_s / goals[key][what]:
+            return name
+    return "missed" if what in MUST.get(key, {}) else ""

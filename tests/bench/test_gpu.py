@@ -64,10 +64,11 @@ def test_a_cached_prefix_costs_attention_only() -> None:
 
 
 def test_goals_are_met_or_missed() -> None:
-    assert roofline.verdict("8B", "bf16", 1, 4.7) == "must"
-    assert roofline.verdict("8B", "bf16", 1, 4.1) == "stretch"
-    assert roofline.verdict("30B-A3B", "fp8", "prefill", 151) == "missed"
-    assert roofline.verdict("8B", "bf16", 7, 1) == ""
+    large, mixture = roofline.SHAPES["8B"], roofline.SHAPES["30B-A3B"]
+    assert roofline.verdict(large, "bf16", 1, 0.76) == "must"  # 4.7 ms of an H200 are 75 %
+    assert roofline.verdict(large, "bf16", 1, 0.85) == "stretch"
+    assert roofline.verdict(mixture, "fp8", "prefill", 0.40) == "missed"
+    assert roofline.verdict(large, "bf16", 7, 1.0) == ""
 
 
 def test_idle_time_between_spans() -> None:
