@@ -188,6 +188,7 @@ class OverlapHarness:
         **options: Any,
     ) -> None:
         sizes, most = options.pop("graphs", ()), drafts.most if drafts else 0
+        prompt_sizes = options.pop("prompt_graphs", ())
         options["max_drafts"] = most
         options["max_paths"] = drafts.paths * LIMITS.max_running if drafts else 0
         tree_size = 2 * most if drafts and drafts.kind == "device" and drafts.paths else 0
@@ -227,6 +228,7 @@ class OverlapHarness:
             self.runner.recorded.capture(graphs)
             for width in range(2, most + 2):
                 self.runner.recorded.capture(StepGraphs(self.device, sizes), width)
+            self.runner.recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         hooks = Hooks((Countdown(),))

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from radixlm.base.errors import InvariantError
 from radixlm.base.lazy import load
 from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
+from radixlm.executor.graphs import GraphSizes
 from radixlm.sampling.cuda import GpuSampler, SamplerKernels
 from radixlm.wire.requests import LogprobParams
 from tests.executor.overlap_harness import OverlapHarness, workload
 from tests.fakes.device import NONSENSE, SimulatedDevice
+from tests.fakes.scheduler_harness import LIMITS
 
 
 def _same(one: OverlapHarness, other: OverlapHarness, aborted: set[str]) -> None:
@@ -32,18 +34,37 @@ def _same(one: OverlapHarness, other: OverlapHarness, aborted: set[str]) -> None
 @given(
     st.integers(0, 2**16),
     st.sampled_from([0.0, 0.2, 0.7]),
-    st.sampled_from([(), (1, 2, 4, 8), (3, 8)]),
+    st.sampled_from([GraphSizes(), GraphSizes((1, 2, 4, 8), (3, 9, 16, 64)), GraphSizes((3, 8))]),
     st.sampled_from([26, 90]),
 )
 def test_depth_one_gives_the_tokens_of_depth_zero(
-    seed: int, eagerness: float, graphs: tuple[int, ...], num_pages: int
+    seed: int, eagerness: float, graphs: GraphSizes, num_pages: int
 ) -> None:
     plain = OverlapHarness(CpuDevice(), num_pages)
     aborted = workload(plain, seed)
     device = SimulatedDevice(seed, eagerness)
-    late = OverlapHarness(device, num_pages, depth=1, graphs=graphs)
+    sizes = {"graphs": graphs.decodes, "prompt_graphs": graphs.prompts}
+    late = OverlapHarness(device, num_pages, depth=1, **sizes)
     aborted |= workload(late, seed)
     _same(plain, late, aborted)
+
+
+def test_steps_with_prompts_take_the_next_size() -> None:
+    """Alone, beside decodes, in chunks, and with as many sequences as there are slots."""
+    bench = OverlapHarness(SimulatedDevice(2), 90, depth=1, graphs=(8,), prompt_graphs=(5, 20))
+    replayed: list[int] = []
+    graphs = bench.runner.recorded.prompts
+    replay = graphs.replay
+    graphs.replay = lambda size: (replayed.append(size), replay(size))[1]  # type: ignore[method-assign]
+    plain = OverlapHarness(CpuDevice(), 90)
+    for one in (bench, plain):
+        for index in range(LIMITS.max_running):
+            prompt = [index + 1] * (3 if index else 30)
+            one.submit(f"r{index}", prompt, False, max_new_tokens=9, ignore_eos=True, temperature=0)
+            one.tick()
+        one.run()
+    assert bench.out == plain.out
+    assert set(replayed) == {5, 20}
 
 
 def test_two_steps_are_in_flight_at_once() -> None:
