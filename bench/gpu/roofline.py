@@ -160,8 +160,8 @@ MUST_HOST_US = 400  # max host time of a step of 256 rows
 
 
 def verdict(shape: Shape, weights: str, what: int | str, share: float) -> str:
-    """"stretch", "must" or "missed"; "" without a goal. What counts on any card is the share of its
-    roofline: the goals are milliseconds of an H200."""
+    """How a share fares: "stretch", "must", "missed", "" without a goal. Any card is judged by its
+    own roofline, though the goals are milliseconds of an H200."""
     num_bytes = 1 if weights == "fp8" else 2
     if isinstance(what, int):
         least_s = decode_s(shape, what, CONTEXT, Ceilings(), num_bytes)
