@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
+from radixlm.kernels.cpu.lora import NativeAdapter, NativeLoraRows
 from radixlm.kernels.dispatch import OPS, REFERENCES, Implementation, implementations
 from radixlm.kernels.ops import activation, moe, norm, rope
-from radixlm.kernels.ops.lora import LoraPart, Parts
+from radixlm.kernels.ops.lora import LoraPart, Parts, lora_rows, pack_adapter
 from radixlm.kernels.ops.quantized import FORMATS, ReferenceQuantized
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -254,9 +254,10 @@ def adapter_cases() -> list[Run]:
     adapters: list[Parts] = [{2: (part,)}, {2: (LoraPart(rand(1, 37), rand(50, 1), 2.0),)}]
 
     def case(op: Any) -> torch.Tensor:
-        module = sys.modules[op.__module__]
-        packed = [module.pack_adapter(parts) for parts in adapters]
-        rows = module.lora_rows(packed, torch.tensor([1, -1, 0, 0, 1], dtype=torch.int32))
+        ways = (pack_adapter, lora_rows), (NativeAdapter, NativeLoraRows)
+        pack, make = next(way for way in ways if op in way)
+        packed = [pack(parts) for parts in adapters]
+        rows = make(packed, torch.tensor([1, -1, 0, 0, 1], dtype=torch.int32))
         y = rand(5, 50)
         rows.add_(2, rand(5, 37), y)
         return y

@@ -162,6 +162,7 @@ class ReferenceLoraRows:
     def __init__(self, adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> None:
         self.num_tokens = int(adapter_T.shape[0])
         self._adapters, self._adapter_T = adapters, adapter_T
+        self._rows: dict[int, Tensor] = {}  # of an adapter's tokens; to find them waits for a GPU
 
     def has(self, site: int) -> bool:
         return any(site in adapter.parts for adapter in self._adapters)
@@ -212,10 +213,10 @@ class ReferenceLoraRows:
     def _parts(self, site: int) -> Iterator[tuple[AdapterPart, Tensor]]:
         for index, adapter in enumerate(self._adapters):
             parts = adapter.parts.get(site, ())
-            rows_M = (self._adapter_T == index).nonzero()[:, 0] if parts else None
+            if parts and index not in self._rows:
+                self._rows[index] = (self._adapter_T == index).nonzero()[:, 0]
             for part in parts:
-                assert rows_M is not None
-                yield part, rows_M
+                yield part, self._rows[index]
 
 
 def pack_adapter(parts: Parts) -> PackedAdapter:
