@@ -191,6 +191,22 @@ async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_fo
         assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+async def test_where_cached_tokens_were(server: ScriptedServer) -> None:
+    """As SGLang's bench_serving --cache-report reads it: a field, and a chunk of a stream."""
+    asks = {"return_cached_tokens_details": True, "max_tokens": 2}
+    for path, body in (
+        (CHAT, {"messages": user("the same prefix again and again")}),
+        ("/v1/completions", {"prompt": "the same prefix of a completion"}),
+    ):
+        await server.post(path, **body)
+        whole = (await server.post(path, **body, **asks)).json()
+        details = whole["sglext"]["cached_tokens_details"]
+        assert details["device"] > 0 == details["host"]
+        chunks = await server.events(path, **body, **asks)
+        assert [c["sglext"] for c in chunks if "sglext" in c] == [whole["sglext"]]
+        assert "sglext" not in (await server.post(path, **body)).json()
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

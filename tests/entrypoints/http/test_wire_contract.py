@@ -81,6 +81,7 @@ ROWS = [
     Row("generate_from_file", "POST /generate_from_file", None, REFUSED, {"error.param": "file"}),
     Row("classify", "POST /classify", {"text": "a"}, REFUSED, NAMED),  # not a reward model
     *(Row("flush_cache", f"{m} /flush_cache") for m in ("GET", "POST")),
+    Row("flush_cache", "POST /reset_prefix_cache?reset_external=true"),
     *(Row("freeze_gc", f"{m} /freeze_gc") for m in ("GET", "POST")),
     Row(
         "update_weight_version",

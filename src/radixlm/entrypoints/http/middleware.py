@@ -48,7 +48,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/health_generate", "/ping", "/metr
 # routes that change the server, or show what other clients send
 ADMIN_PATHS = frozenset(
     "/dump_requests /debug/stacks "
-    "/flush_cache /kv_snapshot "
+    "/flush_cache /reset_prefix_cache /kv_snapshot "
     "/set_internal_state /slow_down /freeze_gc /configure_logging /pause_generation "
     "/continue_generation /update_weights_from_disk /init_weights_update_group "
     "/destroy_weights_update_group /update_weights_from_tensor /update_weights_from_distributed "

@@ -117,6 +117,7 @@ def get_and_post_on(
     return add
 
 
+@router.post("/reset_prefix_cache")  # as vLLM calls it
 @get_and_post("/flush_cache", FlushCache)
 async def flush_cache(request: Request) -> Response:
     """Empty the prefix cache; 400 while requests run (after ``timeout`` seconds of waiting)."""

@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.openai.conversation import (
 )
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.openai.usage import spec_details, usage, wanted_usage
+from radixlm.entrypoints.http.openai.usage import extension, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import (
@@ -122,7 +122,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
         **({"prompt_token_ids": _prompt_ids(session)} if session.body.return_token_ids else {}),
-        **spec_details(session.body, [answer.output for answer in answers]),
+        **extension(session.body, [answer.output for answer in answers]),
     }
 
 
@@ -256,7 +256,7 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None
                 yield event(chunk)
-    if details := spec_details(chat.session.body, counter.outputs):
+    if details := extension(chat.session.body, counter.outputs):
         yield event(chat.envelope("chat.completion.chunk") | {"choices": []} | details)
     if wants_usage:
         last = chat.envelope("chat.completion.chunk")

@@ -29,7 +29,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     sampling_of,
     truncated,
 )
-from radixlm.entrypoints.http.openai.usage import spec_details, usage, wanted_usage
+from radixlm.entrypoints.http.openai.usage import extension, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
@@ -228,7 +228,7 @@ async def complete(call: Call) -> dict[str, Any]:
     counted = usage(every, shows_cached=cached, num_prompts=len(results))
     metadata = {"weight_version": call.state.weight_version}
     answer = call.envelope | {"choices": choices, "usage": counted, "metadata": metadata}
-    return answer | spec_details(call.body, [output for outputs in shown for output in outputs])
+    return answer | extension(call.body, [output for outputs in shown for output in outputs])
 
 
 def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, Any]:
@@ -292,7 +292,7 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
                 chunk["usage"] = one
             yield await off_loop_of(output.num_logprobs, event, chunk)
     last = [totals[i] for i in sorted(totals)]
-    if details := spec_details(call.body, last):
+    if details := extension(call.body, last):
         yield event(call.envelope | {"choices": []} | details)
     if wants_usage:
         counted = usage(last, shows_cached=cached, num_prompts=len(call.requests))

@@ -1,4 +1,4 @@
-"""Usage records, and what became of drafts."""
+"""Usage records, and ``sglext``."""
 
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -57,13 +57,17 @@ def usage(
     return shown
 
 
-def spec_details(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
-    """``sglext`` with ``spec_tokens_details`` of all samples together, if the client asks for it
-    and anything drafts."""
-    drafted = [o for o in outputs if o.draft_rounds is not None]
-    if not body.return_spec_tokens_details or not drafted:
-        return {}
-    total = Output(num_drafted=sum(output.num_drafted for output in drafted))
-    columns = zip_longest(*(output.draft_rounds or () for output in drafted), fillvalue=0)
-    total.draft_rounds = [sum(column) for column in columns]
-    return {"sglext": {"spec_tokens_details": spec_fields(total)}}
+def extension(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
+    """``sglext``, SGLang's fields beside OpenAI's, with what the client asks for: where the cached
+    tokens of the first prompt were, and, if anything drafts, the drafts of all samples together."""
+    all_outputs, shown = list(outputs), dict[str, Any]()
+    if body.return_cached_tokens_details and all_outputs and all_outputs[0].cached_tokens:
+        in_pool = {"device": all_outputs[0].cached_tokens, "host": 0}
+        shown["cached_tokens_details"] = all_outputs[0].cached_details or in_pool
+    drafted = [o for o in all_outputs if o.draft_rounds is not None]
+    if body.return_spec_tokens_details and drafted:
+        total = Output(num_drafted=sum(output.num_drafted for output in drafted))
+        columns = zip_longest(*(output.draft_rounds or () for output in drafted), fillvalue=0)
+        total.draft_rounds = [sum(column) for column in columns]
+        shown["spec_tokens_details"] = spec_fields(total)
+    return {"sglext": shown} if shown else {}

@@ -193,6 +193,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/": {TEXT: STR},
     "/metrics": {TEXT: STR},
     "/flush_cache": {TEXT: STR},
+    "/reset_prefix_cache": {TEXT: STR},
     "/start_expert_distribution_record": {TEXT: STR},
     "/stop_expert_distribution_record": {TEXT: STR},
     "/dump_expert_distribution_record": {TEXT: STR},
