@@ -1,11 +1,12 @@
-"""What the hierarchical cache gains and costs, as ratios of times on the same engine without it.
+"""What the hierarchical cache gains and costs, as ratios of times on an engine without it, which is
+asked in turn with it.
 
     PYTHONPATH=src python bench/hicache.py [--model FOLDER] [--pool 1024] [--prompt 512]
         [--rounds 3] [--decode 64] [--disk FOLDER [--restart 8]]
 
 multi-turn       conversations of three times the KV cache, asked in turn, a few tokens longer in
                  each round: every prefix has been evicted when it is asked for again
-nothing repeats  as many prompts, all different
+nothing repeats  eight times as many prompts, all different
 decode           four requests that decode side by side
 
 It takes five seconds with the bundled model and the built extension, much longer without it.
@@ -32,6 +33,7 @@ import numpy as np
 import radixlm
 
 IDLE_S = 2.0
+FRESH = 8  # times as many prompts that are new: the host tier is full, too
 TURN = 16  # tokens that each round adds to a conversation
 
 
@@ -63,28 +65,42 @@ def start(args: argparse.Namespace, pool: int, **options: Any) -> radixlm.Engine
     )
 
 
-def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, tuple[float, int]]:
-    """Seconds and cached tokens of each workload."""
+def ask_in_turn(
+    engines: Sequence[radixlm.Engine], prompts: Sequence[list[int]], length: int
+) -> list[tuple[float, int]]:
+    """``ask`` of each engine; they take turns, so that the machine is the same for all of them."""
+    found = [(0.0, 0)] * len(engines)
+    for turn, prompt in enumerate(prompts):
+        for number in range(len(engines))[:: 1 if turn % 2 else -1]:
+            seconds, cached = ask(engines[number], [prompt], length)
+            found[number] = found[number][0] + seconds, found[number][1] + cached
+    return found
+
+
+def measure(
+    args: argparse.Namespace, vocab: int, engines: Sequence[radixlm.Engine]
+) -> dict[str, list[tuple[float, int]]]:
+    """Seconds and cached tokens of each workload on each engine."""
     count = 3 * args.pool // args.prompt
     chats = [tokens(i, args.prompt + args.rounds * TURN, vocab) for i in range(count)]
-    # room for one request beside the pool's share
-    with start(args, args.pool + args.prompt, **options) as engine:
-        time.sleep(IDLE_S)  # as a server that waits for its first load
-        ask(engine, [tokens(999, args.prompt, vocab)], 4)  # warm
-        found = {"first round": ask(engine, [chat[: args.prompt] for chat in chats], 4)}
-        later = [
-            chat[: args.prompt + number * TURN]
-            for number in range(1, args.rounds + 1)
-            for chat in chats
-        ]
-        found["multi-turn"] = ask(engine, later, 4)
-        fresh = [tokens(1000 + i, args.prompt, vocab) for i in range(2 * count)]
-        found["nothing repeats"] = ask(engine, fresh, 4)
-        params = {"max_new_tokens": args.decode, "temperature": 0.0, "ignore_eos": True}
-        four = [tokens(2000 + i, 32, vocab) for i in range(4)]
+    time.sleep(IDLE_S)  # as servers that wait for their first load
+    ask_in_turn(engines, [tokens(999, args.prompt, vocab)], 4)  # warm
+    found = {"first round": ask_in_turn(engines, [chat[: args.prompt] for chat in chats], 4)}
+    later = [
+        chat[: args.prompt + number * TURN]
+        for number in range(1, args.rounds + 1)
+        for chat in chats
+    ]
+    found["multi-turn"] = ask_in_turn(engines, later, 4)
+    fresh = [tokens(1000 + i, args.prompt, vocab) for i in range(FRESH * count)]
+    found["nothing repeats"] = ask_in_turn(engines, fresh, 4)
+    params = {"max_new_tokens": args.decode, "temperature": 0.0, "ignore_eos": True}
+    four = [tokens(2000 + i, 32, vocab) for i in range(4)]
+    found["decode"] = []
+    for engine in engines:
         start_s = time.perf_counter()
         engine.generate(input_ids=four, sampling_params=params)
-        found["decode"] = time.perf_counter() - start_s, 0
+        found["decode"].append((time.perf_counter() - start_s, 0))
     return found
 
 
@@ -146,9 +162,10 @@ def main() -> None:
             ratio = seconds / times["warm"][0]
             print(f"{name:5} {1e3 * seconds:8.1f} ms  {ratio:5.2f} x  {share:5.1%} cached")
         return
-    plain, tiered = measure(args, vocab), measure(args, vocab, **tiers)
-    for name, (seconds, cached) in plain.items():
-        with_s, with_cached = tiered[name]
+    room = args.pool + args.prompt  # for one request beside the pool's share
+    with start(args, room) as plain, start(args, room, **tiers) as tiered:
+        found = measure(args, vocab, [plain, tiered])
+    for name, ((seconds, cached), (with_s, with_cached)) in found.items():
         ratio, change = seconds / with_s, f"{cached} -> {with_cached}"
         print(f"{name:16} {seconds:7.2f} s  {with_s:7.2f} s  {ratio:5.2f} x  cached {change}")
 

@@ -88,3 +88,19 @@ def test_pages_and_spare_memory_stay_within_the_budget_and_a_sixteenth() -> None
         tier.offer(key, 1, b"x" * 100)  # compressed by another tier: its row is free
     assert tier.new_rows(1, NBYTES - 1) == []
     tier.close()
+
+
+def test_pages_to_be_kept_get_the_memory_of_those_that_go() -> None:
+    memory = _made(4)
+    tier = HostTier(4 * NBYTES, Codec(), rows=memory)
+    keys, tokens = chain(6), np.zeros(4, np.int32)
+    records = [
+        PageRecord(key, bytes(32), tokens, row)
+        for key, row in zip(keys, tier.new_rows(4, NBYTES), strict=False)
+    ]
+    tier.put(records)
+    records.clear()
+    assert tier.new_rows(2, NBYTES) == [] and tier.contains(keys) == 4  # nobody makes room
+    assert len(tier.new_rows(2, NBYTES, is_put=True)) == 2
+    assert tier.contains(keys[:1]) == 0 and tier.contains(keys[2:]) == 2  # the oldest went
+    tier.close()

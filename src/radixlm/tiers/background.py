@@ -29,6 +29,12 @@ def make_expanders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_EXPANDERS, num_cores()), "radixlm-tier-expand")
 
 
+def be_nice(niceness: int) -> None:
+    """Give the calling thread a niceness of its own, where the system has that (Linux)."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
 class Background:
     """One thread, started with the first work, which is done in order. ``max_waiting``: pieces of
     work that may wait; more is refused."""
@@ -85,8 +91,7 @@ class Background:
             self._thread.join(limit_s)
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # Linux only: a thread has a niceness of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        be_nice(self._nice)
         while (work := self._queue.get()) is not None:
             try:
                 work()

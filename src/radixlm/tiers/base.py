@@ -101,9 +101,9 @@ class Lending(Protocol):
         """Leading pages, uint8 [nbytes] each, to be read only; fewer where one must be expanded."""
         ...
 
-    def new_rows(self, count: int, nbytes: int) -> list[Payload]:
+    def new_rows(self, count: int, nbytes: int, *, is_put: bool = False) -> list[Payload]:
         """Memory that was made ahead for so many payloads that it will be given; none if it has
-        less."""
+        less. ``is_put``: all of them will be kept, so that others are evicted now."""
         ...
 
 

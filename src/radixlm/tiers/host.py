@@ -108,9 +108,16 @@ class HostTier:
                 lent.append(page.blob)
         return lent
 
-    def new_rows(self, count: int, nbytes: int) -> list[Payload]:
-        rows = self._rows
-        return rows.take(count) if rows is not None and rows.row_bytes == nbytes else []
+    def new_rows(self, count: int, nbytes: int, *, is_put: bool = False) -> list[Payload]:
+        rows, evicted = self._rows, list[Packed]()
+        if rows is None or rows.row_bytes != nbytes:
+            return []
+        if is_put:
+            with self._lock:
+                self._make_room(min(count * nbytes, self._budget_bytes), evicted)
+            self._sink(evicted)
+            evicted.clear()  # then their rows are free
+        return rows.take(count)
 
     def put(self, records: Sequence[PageRecord]) -> None:
         pages = []
@@ -134,10 +141,14 @@ class HostTier:
                     self._pages[page.key] = page
                     self._raw[page.key] = None
                     self._num_bytes += len(page.blob)
+            self._trim_rows()
             wants_packing = self._wants_packing and not self._is_packing
             self._is_packing = self._is_packing or wants_packing
         if wants_packing and not self._packer.submit(self._pack):
             self._is_packing = False
+        self._sink(evicted)
+
+    def _sink(self, evicted: Sequence[Packed]) -> None:
         if evicted and self.below is not None:
             self.below.put_packed(evicted)
 
@@ -146,7 +157,6 @@ class HostTier:
         return bool(self._raw) and self._num_bytes > _PACK_ABOVE * self._budget_bytes
 
     def _make_room(self, num_bytes: int, evicted: list[Packed]) -> None:
-        self._trim_rows(num_bytes)
         while self._num_bytes + num_bytes > self._budget_bytes:
             page = next(iter(self._pages.values()))
             if page.is_hot:
@@ -159,10 +169,10 @@ class HostTier:
             self._num_evicted += 1
             evicted.append(page)
 
-    def _trim_rows(self, num_bytes: int) -> None:
+    def _trim_rows(self) -> None:
         """Pages and unused memory for pages stay within the budget together."""
         if self._rows is not None:
-            left = self._budget_bytes * (1 + _SPARE) - self._num_bytes - num_bytes
+            left = self._budget_bytes * (1 + _SPARE) - self._num_bytes
             self._rows.trim(int(self._rows.num_bytes - left))
 
     def _pack(self) -> None:
@@ -197,7 +207,7 @@ class HostTier:
             del self._raw[key]
             self._num_bytes += len(blob) - len(page.blob)
             page.flags, page.blob = flags, blob
-            self._trim_rows(0)
+            self._trim_rows()
 
     def clear(self) -> None:
         with self._lock:

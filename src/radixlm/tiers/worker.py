@@ -8,13 +8,12 @@ fault of a tier is a miss: it is counted and logged once, never raised.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import takewhile
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.memory.keys import window_key
-from radixlm.tiers.background import LOW_PRIORITY, Background
+from radixlm.tiers.background import LOW_PRIORITY, Background, be_nice
 from radixlm.tiers.base import (
     UNANSWERED,
     Admin,
@@ -60,7 +59,6 @@ MAX_ENDS: Final = 4  # of a prefix with windows or states, how many places are r
 BEHIND_BYTES: Final = 4 << 20  # the same, of pages that nobody waits for
 AT_ONCE_BYTES: Final = 64 << 20  # of a command that the thread of the steps may carry out
 PEER_THREADS: Final = 32  # pulls that wait for other engines at the same time
-PUT_NICENESS: Final = 10
 STOP_WAIT_S: Final = 5.0
 
 Answer = Callable[[Report], None]
@@ -197,9 +195,11 @@ class PageWorker:
         if tier is None or not self._pages.is_on_host or num_bytes > AT_ONCE_BYTES:
             return False
         if isinstance(command, Put):
-            if not command.windows and sum(one.takes_puts for one in self.tiers) == 1:
-                task.rows = tier.new_rows(len(command.keys), full)
-            return bool(task.rows)
+            if command.windows or sum(one.takes_puts for one in self.tiers) != 1:
+                return False
+            missing = len(command.keys) - self.tiers[0].contains(command.keys)
+            task.rows = tier.new_rows(missing, full, is_put=True)
+            return len(task.rows) == missing
         keys = [*command.keys, *(window_key(command.keys[i]) for i in command.windows)]
         lent = [] if command.is_behind else tier.lend(keys)
         return len(lent) == len(keys) and sum(map(len, lent)) == num_bytes
@@ -268,7 +268,7 @@ class PageWorker:
 
     def _run(self, queue: SimpleQueue[_Task | None], name: str) -> None:
         if name == "puts":
-            _be_nice()
+            be_nice(LOW_PRIORITY)
         while (task := queue.get()) is not None:
             self._carry_out(task)
             del task
@@ -298,10 +298,10 @@ class PageWorker:
 
     def guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any:
         """The result of a tier's method; ``default`` if it fails."""
-        lock = self._tier_locks.setdefault(id(tier), threading.Lock())
         is_free = tier.name == "peer" or hasattr(tier, "lend") or call == tier.contains
+        locks = self._tier_locks
         try:
-            with nullcontext() if is_free else lock:
+            with nullcontext() if is_free else locks.setdefault(id(tier), threading.Lock()):
                 return call(*args)
         except Exception as error:
             self.errors[tier.name] += 1
@@ -450,7 +450,9 @@ class PageWorker:
         done, step = min(have, default=len(keys)), max(1, BATCH_BYTES // max(1, nbytes))
         while nbytes and done < len(keys) and not self._is_over(task):
             batch = range(done, min(done + step, len(keys)))
-            data = task.rows[: len(batch)] or self._new_rows(len(batch), nbytes)
+            data: Rows = task.rows[: len(batch)]
+            if len(data) < len(batch):
+                data = self._new_rows(len(batch), nbytes)
             task.rows = task.rows[len(batch) :]
             part = pages[batch.start : batch.stop]
             self._pages.read(space, part, data, task.fence, is_team=task.is_team)
@@ -477,12 +479,6 @@ class PageWorker:
         elif staging is not None and staging.row_bytes == nbytes:
             rows = staging.take(count)
         return rows or [np.empty(nbytes, np.uint8) for _ in range(count)]
-
-
-def _be_nice() -> None:
-    """The thread works behind the steps."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PUT_NICENESS)
 
 
 def _record(
