@@ -73,7 +73,7 @@ class MultiChannel:
         if isinstance(message, TokenizedRequest):
             if self._owner.setdefault(message.rid, index) != index:
                 # another intake uses this id and would lose its answers
-                text = f"rid: {message.rid!r} is already in use"
+                text = f"rid: Duplicate request ID detected: {message.rid}"
                 self._refuse(message.rid, index, text, 400)
                 return None
         elif isinstance(message, Control):

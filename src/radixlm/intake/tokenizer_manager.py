@@ -305,7 +305,7 @@ class TokenizerManager:
         base = request.rid or ""
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.requests:
-            raise InvalidRequest(f"rid: {rid!r} is already in use", param="rid")
+            raise InvalidRequest(f"rid: Duplicate request ID detected: {rid}", param="rid")
         now_s, max_queue_s = time.monotonic(), self.facts.max_queue_time_s
         timeout_s = request.timeout_s or self.facts.request_timeout_s
         wire = TokenizedRequest(

@@ -112,6 +112,7 @@ async def test_abort_reports_whether_it_found_a_request(server: ScriptedServer) 
         await asyncio.sleep(0)
     twice = await server.post("/generate", **body)
     assert twice.status_code == 400 and twice.json()["error"]["param"] == "rid"
+    assert "Duplicate request ID" in twice.json()["error"]["message"]  # as SGLang
     got = (await server.post("/abort_request", rid="mine")).json()
     assert got == {"success": True, "num_aborted": 1}
     assert (await running).json()["meta_info"]["finish_reason"]["type"] == "abort"

@@ -92,6 +92,10 @@ async def test_pairs_are_scored_as_in_vllm(pooled: ScriptedServer) -> None:
     for first in ("hi", ["hi", "hi"]):
         got = (await pooled.post("/score", text_1=first, text_2=["hi", "hi there you"])).json()
         assert {row["index"]: row["score"] for row in got["data"]} == wanted
+    names = (("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+    for one, many in names:
+        same = await pooled.post("/score", **{one: "hi", many: ["hi", "hi there you"]})
+        assert {row["index"]: row["score"] for row in same.json()["data"]} == wanted
     for wrong in ({"text_1": "a"}, {"text_1": ["a", "b"], "text_2": ["c"]}, {"text_2": "a"}):
         refused = await pooled.post("/v1/score", **wrong)
         assert refused.status_code == 400 and "text_1" in refused.text

@@ -35,8 +35,8 @@ router = APIRouter(tags=["pooled"])
 class ScoreRequest(Body):
     """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
     a model with a score head they are its scores of the pair, and ``label_token_ids`` may choose
-    some of its labels by their number. With ``text_1`` and ``text_2`` the answer is vLLM's: the
-    score of each pair, as of /rerank."""
+    some of its labels by their number. With ``text_1`` and ``text_2``, or vLLM's other names of
+    both sides of pairs, the answer is vLLM's: the score of each pair, as of /rerank."""
 
     query: str | Ints | None = None
     items: str | Strings | list[Ints] | None = None
@@ -48,7 +48,20 @@ class ScoreRequest(Body):
     # of vLLM
     text_1: str | Strings | None = None
     text_2: str | Strings | None = None
+    data_1: str | Strings | None = None
+    data_2: str | Strings | None = None
+    queries: str | Strings | None = None
+    documents: str | Strings | None = None
     truncate_prompt_tokens: Limit | None = None
+
+
+# the names of both sides of vLLM's pairs
+_PAIRS = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
 
 
 @router.post("/score", openapi_extra=documented(ScoreRequest))
@@ -62,8 +75,9 @@ async def score(request: Request) -> Response:
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:
     """The whole answer."""
     model = state.check_model(body.model)
-    if body.text_1 is not None or body.text_2 is not None:
-        return await _of_pairs(state, body, model)
+    for first, second in _PAIRS:
+        if None not in (getattr(body, first), getattr(body, second)):
+            return await _of_pairs(state, body, model, first, second)
     if body.query is None or body.items is None:
         missing = "query" if body.query is None else "items"
         raise InvalidRequest(f"{missing} is required, or text_1 and text_2", missing)
@@ -77,14 +91,25 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
     return {"object": "scoring", "model": model, "scores": scores, "usage": usage}
 
 
-async def _of_pairs(state: ServerState, body: ScoreRequest, model: str) -> dict[str, Any]:
-    """vLLM's answer: one text against each of several, or lists of the same length."""
+async def _of_pairs(
+    state: ServerState, body: ScoreRequest, model: str, left: str, right: str
+) -> dict[str, Any]:
+    """vLLM's answer: one text against each of several, or lists of the same length, of the fields
+    ``left`` and ``right``."""
     first, second = (
-        [value] if isinstance(value, str) else value or [] for value in (body.text_1, body.text_2)
+        [value] if isinstance(value, str) else value or []
+        for value in (getattr(body, left), getattr(body, right))
     )
-    if not first or not second or len(first) not in (1, len(second)) or len(second) > MAX_INPUTS:
+    texts = all(isinstance(text, str) for text in second)
+    if (
+        not texts
+        or not first
+        or not second
+        or len(first) not in (1, len(second))
+        or len(second) > MAX_INPUTS
+    ):
         raise InvalidRequest(
-            f"text_1 and text_2: one text and 1 to {MAX_INPUTS}, or as many of both", "text_2"
+            f"{left} and {right}: one text and 1 to {MAX_INPUTS}, or as many of both", right
         )
     rows = [(first[0], second)]
     if len(first) > 1:
