@@ -46,6 +46,13 @@ def test_the_prompt_is_one_entry_and_each_step_another(chunk: int) -> None:
             input_ids=PROMPT, sampling_params=params, return_hidden_states=True, stream=True
         )
         assert [s.shape for s in states_of(last["meta_info"])] == [s.shape for s in states]
+        short = engine.generate(
+            input_ids=[PROMPT, PROMPT],
+            sampling_params=params,
+            return_hidden_states=["last", False],
+        )
+        assert short[0]["meta_info"]["hidden_states"] == states[-1].tolist()
+        assert "hidden_states" not in short[1]["meta_info"]
 
 
 def test_only_the_newest_rows() -> None:

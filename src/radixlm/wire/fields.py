@@ -117,7 +117,7 @@ FIELDS: tuple[Field, ...] = (
         ("messages", list[dict[str, Any]], "chat messages responses:input"),
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
-        ("return_hidden_states", bool, "generate openai"),
+        ("return_hidden_states", bool | Literal["last"], "generate openai"),
         ("extra_key", str, "generate openai"),
         ("cache_salt", str, "generate openai"),
         # the first and the last tokens that a stream sees, which may go on for ever

@@ -86,6 +86,8 @@ async def test_choices_behind_a_long_text_are_scored_alone(
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [[1]]}, "token_ids_logprob"),
+        ({"text": "a", "return_hidden_states": "first"}, "return_hidden_states"),
         ({"text": "a", "rid": 5}, "rid"),
         ({"text": "a", "rid": "x\ny"}, "rid"),
         ({"text": "a", "priority": 10**40}, "priority"),

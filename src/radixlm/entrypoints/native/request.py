@@ -82,6 +82,7 @@ class Batch:
     is_list: bool
     stream: bool
     wants_logprobs: list[bool] = field(default_factory=list)
+    wants_last_hidden: list[bool] = field(default_factory=list)  # no hidden states before the last
     logprob_text: bool = False
     media: list[list[MediaSource]] = field(default_factory=list)
     stream_disjoint: bool = False
@@ -121,6 +122,11 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         _expand_choices(checked)
     kind, prompts, is_list = _prompts(checked)
     count = len(prompts)
+    asked = checked.token_ids_logprob or []
+    if not is_list and not all(isinstance(token, int) for token in asked):
+        raise InvalidRequest(
+            "token_ids_logprob of one prompt must be a flat list of integers", "token_ids_logprob"
+        )
     values = [_values(checked, i, count) for i in range(count)]
     requests = [
         _request(values[i], kind, prompt, defaults or SamplingParams())
@@ -143,6 +149,7 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         is_list=is_list or num_shown != 1,
         stream=bool(checked.stream),
         wants_logprobs=wants_logprobs,
+        wants_last_hidden=[one.get("return_hidden_states") == "last" for one in values],
         media=[
             with_options(media_of(checked, i, is_list), values[i].get("mm_processor_kwargs"))
             for i in range(count)

@@ -80,7 +80,9 @@ class ResponseBuilder:
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
         if output.hidden_states is not None:
-            meta["hidden_states"] = hidden_rows(output, self._dim)
+            only_last = any(self._batch.wants_last_hidden[index : index + 1])
+            rows = last_hidden if only_last else hidden_rows
+            meta["hidden_states"] = rows(output, self._dim)
         if output.pooled is not None:
             meta["pooled"] = output.pooled
         return meta

@@ -109,7 +109,8 @@ def _chosen(tools: Sequence[ToolSpec], choice: str | Mapping[str, Any]) -> Seque
     if not chosen:
         known = ", ".join(tool.name for tool in tools) or "none"
         raise InvalidRequest(
-            f"tool_choice names {wanted_name!r}, the tools are: {known}", param="tool_choice"
+            f"tool_choice: Tool {wanted_name!r} not found in tools list: {known}",
+            param="tool_choice",
         )
     return chosen[:1]
 
