@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlm.text.json_schema import close_objects
+from radixlm.text.json_schema import close_objects, standard_types
 
 INTEGER = {"type": "integer"}
 A: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}}
@@ -111,3 +111,36 @@ def test_nonsense_does_no_harm(schema: Any) -> None:
     assert close_objects(made) == made
     if isinstance(schema, dict):
         assert schema.keys() <= made.keys()
+
+
+def test_types_have_the_names_of_the_standard() -> None:
+    """As SGLang rewrites the schemas of tools that databases and ORMs write."""
+    schema = {
+        "type": "dict",
+        "properties": {
+            "type": {"type": "varchar(9)"},
+            "many": {
+                "type": "list[str]",
+                "items": {"anyOf": [{"type": "int32"}, {"type": "FLOAT"}]},
+            },
+            "maybe": {"type": ["bool", "boolean", "null"]},
+        },
+    }
+    assert standard_types(schema) == {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string"},
+            "many": {
+                "type": "array",
+                "items": {"anyOf": [{"type": "integer"}, {"type": "number"}]},
+            },
+            "maybe": {"type": ["boolean", "null"]},
+        },
+    }
+    assert standard_types(True) is True
+
+
+@pytest.mark.parametrize("name", ["unknown", "internal", "list_price", "", 5])
+def test_a_name_that_is_no_type_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="is none of string, boolean"):
+        standard_types({"properties": {"a": {"type": [name]}}})

@@ -1,9 +1,10 @@
-"""JSON schemas whose objects have no undeclared properties.
+"""JSON schemas whose objects have no undeclared properties, and whose types are the standard's.
 
 The standard allows further properties unless a schema forbids them; OpenAI's strict mode and
 xgrammar's default do not, and clients who declare two properties do not expect a third.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,44 @@ _MEMBERS = ("additionalProperties", "unevaluatedProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _ABOUT_OTHER_PROPERTIES = frozenset((*_MEMBERS, "propertyNames"))
 _ABOUT_OTHER_ITEMS = frozenset((*_ITEMS[1:], *_BRANCHES, *_CONDITIONS, "$ref", "$dynamicRef"))
+
+# names of types in databases and programming languages, as SGLang reads them in tools
+_TYPE_NAMES = {
+    "string": "str text varchar char enum uuid date datetime time timestamp binary blob bytea "
+    "bytes varbinary",
+    "boolean": "bool",
+    "integer": "bigint smallint tinyint int uint long short unsigned",
+    "number": "double decimal real numeric num float",
+    "array": "arr tuple set list",
+    "object": "map dict",
+    "null": "",
+}
+_STANDARD = {name: kind for kind, names in _TYPE_NAMES.items() for name in (kind, *names.split())}
+_BASE_NAME = re.compile(r"[a-z]+")
+
+
+def standard_types(schema: Any) -> Any:
+    """``schema`` with the standard's names of types: "string" for "varchar(9)", "integer" for
+    "int32". ValueError for a name that is none."""
+    if not isinstance(schema, Mapping):
+        return schema
+    named = dict(schema)
+    kind = named.get("type")
+    if isinstance(kind, str):
+        named["type"] = _standard_type(kind)
+    elif isinstance(kind, list):
+        named["type"] = list(dict.fromkeys(map(_standard_type, kind)))
+    for keys, child, _ in _children(schema):
+        _put(named, keys, standard_types(child))
+    return named
+
+
+def _standard_type(name: Any) -> str:
+    found = _BASE_NAME.match(name.lower()) if isinstance(name, str) else None
+    kind = _STANDARD.get(found.group()) if found else None
+    if kind is None or (found and name[found.end() : found.end() + 1] == "_"):
+        raise ValueError(f"type {name!r} is none of {', '.join(_TYPE_NAMES)}")
+    return kind
 
 
 def close_objects(schema: Any) -> Any:

@@ -18,6 +18,7 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
 }
+UNTYPED = {"type": "function", "function": {"name": "f", "parameters": {"type": "unknown"}}}
 
 
 def user(text: str) -> list[dict[str, Any]]:
@@ -235,6 +236,7 @@ async def test_where_cached_tokens_were(server: ScriptedServer) -> None:
         ({"messages": user("x"), "tools": [{"type": "function"}]}, "tools"),
         ({"messages": user("x"), "tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"messages": user("x"), "tool_choice": "required"}, "tool_choice"),
+        ({"messages": user("x"), "tools": [UNTYPED]}, "tools"),
         ({"messages": user("x"), "tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
         (
             {"messages": user("x"), "tools": [ADD], "tool_choice": {"function": {"name": "no"}}},

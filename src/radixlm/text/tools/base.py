@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.text.json_schema import standard_types
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ def join_deltas(deltas: Iterable[ToolCallDelta]) -> list[ParsedCall]:
 def tool_specs(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
     """Read the OpenAI form, ``{"type": "function", "function": {...}}`` or the flat one.
 
-    InvalidRequest names an entry without a function name or whose parameters are no object.
+    InvalidRequest names an entry without a function name or whose parameters are no schema.
     """
     specs = []
     for place, tool in enumerate(tools):
@@ -100,6 +101,12 @@ def tool_specs(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
             raise InvalidRequest(
                 f"tools[{place}] ({name}): parameters must be an object", param="tools"
             )
+        try:
+            parameters = standard_types(parameters)
+        except (ValueError, RecursionError) as error:
+            why = error if isinstance(error, ValueError) else "nested too deep"
+            text = f"tools: Tool {place} function has invalid 'parameters' schema: {why}"
+            raise InvalidRequest(text, param="tools") from None
         strict = bool(function.get("strict"))
         specs.append(ToolSpec(name, parameters, function.get("description"), strict))
     return specs
