@@ -300,10 +300,10 @@ async def test_the_streaming_window_of_the_server(tokenizer: Tokenizer) -> None:
 async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask("a"))
-    with pytest.raises(InvalidRequest, match="in use"):
+    with pytest.raises(InvalidRequest, match="Duplicate request ID"):
         stage.intake.submit(stage.ask("a"))
     stage.intake.submit(stage.ask("b#1"))
-    with pytest.raises(InvalidRequest, match="in use"):
+    with pytest.raises(InvalidRequest, match="Duplicate request ID"):
         stage.intake.submit(stage.ask("b", n=3))
     assert sorted(stage.intake.requests) == ["a", "b#1"]
     stage.reply("a", [9], LENGTH)

@@ -47,22 +47,27 @@ class Intake:
         return ControlReply("", True)
 
 
-async def test_an_engine_that_begins_meanwhile_serves_nothing_else() -> None:
-    intake = Intake(1)
+@pytest.mark.parametrize("number", [1, 5])
+async def test_an_engine_that_begins_meanwhile_serves_nothing_else(number: int) -> None:
+    """All engines read again, but not for ever."""
+    intake, begun = Intake(1), [1]
 
     def answer(index: int, verb: str) -> ControlReply:
-        if verb == "prepare_weights":
-            intake.replicas.ready.append(intake.engine(1))  # with the old weights
+        if (index, verb) == (0, "prepare_weights") and len(begun) <= number:
+            intake.replicas.ready.append(intake.engine(len(begun)))  # with the old weights
+            begun.append(1)
         return intake.agree(index, verb)
 
     intake.answer = answer
     outcome = await intake.weights.update(WeightsUpdate("/new"))
-    assert not outcome.is_ok and "update again" in outcome.message
-    assert intake.weights.source is None
-    assert intake.asked == [(0, "prepare_weights"), (0, "drop_weights")]
-    intake.answer = intake.agree
-    assert (await intake.weights.update(WeightsUpdate("/new"))).is_ok
-    assert intake.asked[-2:] == [(0, "publish_weights"), (1, "publish_weights")]
+    asked = [(0, "prepare_weights"), (0, "drop_weights"), (0, "prepare_weights")]
+    if number == 1:
+        published = [(0, "publish_weights"), (1, "publish_weights")]
+        assert outcome.is_ok and intake.asked == [*asked, (1, "prepare_weights"), *published]
+    else:
+        assert not outcome.is_ok and "update again" in outcome.message
+        assert intake.weights.source is None and intake.asked[:3] == asked
+        assert intake.asked.count((0, "prepare_weights")) == 3
 
 
 async def test_an_exchange_that_fails_is_told(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ MODES = ("wait", "abort", "retract", "in_place")
 _FILE_FORMATS = ("safetensors", "pt", "npcache", "gguf", "sharded_state")
 MAX_READ_S = 3600.0  # for engines that read a large checkpoint
 POLL_S = 0.01
+MAX_ATTEMPTS = 3  # of an update between whose phases engines begin or die
 
 
 class WeightsOptions(Record):
@@ -73,6 +74,10 @@ class WeightsOutcome(Record):
     is_ok: bool
     message: str
     num_paused: int = 0
+
+
+class _EnginesChanged(Overloaded):
+    """An engine died or began between the phases of an update."""
 
 
 class WeightsRegistry:
@@ -133,7 +138,7 @@ class WeightsRegistry:
                 if update.is_partial:
                     folders = self.source.deltas if self.source else ()
                     spool = await asyncio.to_thread(_merged, (*folders, update.folder))
-                outcome = await self._run(update, spool)
+                outcome = await self._run_settled(update, spool)
             except (RadixError, OSError) as error:
                 outcome = WeightsOutcome(False, str(error))
             finally:
@@ -154,6 +159,17 @@ class WeightsRegistry:
             if outcome.is_ok:
                 await self._intake.occupation.weights_came()
             return outcome
+
+    async def _run_settled(
+        self, update: WeightsUpdate, spool: TensorSpool | None
+    ) -> WeightsOutcome:
+        """As ``_run``; again where an engine, such as a replica that starts late, came between."""
+        for _ in range(MAX_ATTEMPTS - 1):
+            try:
+                return await self._run(update, spool)
+            except _EnginesChanged as error:
+                log.info("weights are read again: %s", error)
+        return await self._run(update, spool)
 
     async def _run(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsOutcome:
         intake, source = self._intake, self._wanted(update, spool)
@@ -178,7 +194,7 @@ class WeightsRegistry:
                 (id(one), id(facts)) for one, facts in engines
             ]:
                 why = "an engine died or began before the weights were exchanged"
-                raise Overloaded(f"{why}; update again", retry_after_s=2.0)
+                raise _EnginesChanged(f"{why}; update again", retry_after_s=2.0)
         except RadixError:
             await self._drop([one for one in ready if one.is_ready])
             raise
