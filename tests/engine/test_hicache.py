@@ -50,6 +50,9 @@ def test_answers_are_the_same_from_ram_and_from_disk(tmp_path: Path) -> None:
         assert texts == plain and cached >= 16
     with drafted_engine(None, **_options(tmp_path, page_size=32)) as engine:  # other pages
         assert _ask(engine)[0] == plain
+    # pages of other weights, however they were asked for
+    with drafted_engine(None, **_options(tmp_path, torchao_config="int4wo-32")) as engine:
+        assert engine.generate(TEXTS[0], PARAMS)["meta_info"]["cached_tokens"] == 0
 
 
 def test_write_back_keeps_what_the_cache_gives_up(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def make_manifest(
         groups.append(PageGroup(1, tuple(states), states=(*states.values(), *sorted(kinds))))
     execute, place = config.execute, peers.ranks.place
     kernels = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
+    exact = execute.enable_deterministic_inference and execute.device == "cuda"
+    modes = "deterministic" * exact, "sparse" * execute.enable_double_sparsity
     per_stage = -(-len(decoder.blocks) // topology.pp)
     return Manifest(
         model=f"{info.architecture} {described}",
@@ -195,9 +197,9 @@ def make_manifest(
         kv_dtype=str(pools.dtype),
         page_size=pools.page_size,
         groups=tuple(groups),
-        quantization=str(config.model.quantization or ""),
+        quantization=_quantization(config),
         layout=page_bytes.layout,
-        numerics=" ".join(map(str, (*kernels, torch.__version__))),
+        numerics=" ".join(map(str, (*kernels, torch.__version__, *filter(None, modes)))),
         rectangle=Rectangle(
             place.rank,
             topology.world,
@@ -207,6 +209,13 @@ def make_manifest(
         ),
         page_bytes=page_bytes.page_bytes,
     )
+
+
+def _quantization(config: ServerConfig) -> str:
+    """How the weights are quantized at load time, by whichever option says so."""
+    model = config.model
+    by_format = "bitsandbytes" if model.load_format == "bitsandbytes" else ""
+    return str(model.quantization or model.torchao_config or by_format)
 
 
 def _heads(groups: Sequence[PageGroup], rank: int, num_ranks: int) -> tuple[int, int]:
