@@ -37,7 +37,7 @@ MODES = ("wait", "abort", "retract", "in_place")
 _FILE_FORMATS = ("safetensors", "pt", "npcache", "gguf", "sharded_state")
 MAX_READ_S = 3600.0  # for engines that read a large checkpoint
 POLL_S = 0.01
-MAX_ATTEMPTS = 3  # of an update between whose phases engines begin or die
+MAX_ATTEMPTS = 3  # of an update between whose phases engines begin
 
 
 class WeightsOptions(Record):
@@ -76,8 +76,8 @@ class WeightsOutcome(Record):
     num_paused: int = 0
 
 
-class _EnginesChanged(Overloaded):
-    """An engine died or began between the phases of an update."""
+class _EngineBegan(Overloaded):
+    """An engine began between the phases of an update, and none died."""
 
 
 class WeightsRegistry:
@@ -167,7 +167,7 @@ class WeightsRegistry:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return await self._run(update, spool)
-            except _EnginesChanged as error:
+            except _EngineBegan as error:
                 log.info("weights are read again: %s", error)
         return await self._run(update, spool)
 
@@ -190,11 +190,11 @@ class WeightsRegistry:
             log.info("the weights of %s are ready beside those that are served", update.folder)
             await self._quiesce(update.mode)
             now = [(replica, replica.facts) for replica in intake.replicas.ready]
-            if [(id(one), id(facts)) for one, facts in now] != [
-                (id(one), id(facts)) for one, facts in engines
-            ]:
+            before_ids, now_ids = ([(id(a), id(b)) for a, b in pairs] for pairs in (engines, now))
+            if before_ids != now_ids:
+                kind = _EngineBegan if set(before_ids) < set(now_ids) else Overloaded
                 why = "an engine died or began before the weights were exchanged"
-                raise _EnginesChanged(f"{why}; update again", retry_after_s=2.0)
+                raise kind(f"{why}; update again", retry_after_s=2.0)
         except RadixError:
             await self._drop([one for one in ready if one.is_ready])
             raise
