@@ -169,3 +169,9 @@ class ModelConfig(Group):
             why="weights come over the seed's service port, without process groups",
         ),
     ] = None
+
+    @property
+    def quantized_as(self) -> str:
+        """How weights are quantized when they are loaded, by whichever option says so; "" if none
+        does."""
+        return self.quantization or self.torchao_config or ""

@@ -187,6 +187,8 @@ def _make_steps(
     sizes, compiled = (NO_GRAPHS, None) if dump else (
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
     )  # fmt: skip
+    if draft is not None:  # it reads the hidden states of all tokens of a prompt
+        sizes = GraphSizes(sizes.decodes)
     memory = MemoryNow(free_bytes, loaded.num_bytes)
     if isinstance(device, CudaDevice):
         models = (model, compiled)
@@ -287,7 +289,7 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
 
 
 def _record(config: ServerConfig, engine: LoadedEngine, runner: Runner) -> None:
-    """Record decode steps as graphs, where the device has them."""
+    """Record steps as graphs, where the device has them."""
     profiler, device = engine.parts.profiler, engine.device
     if engine.graph_sizes.decodes and profiler is not None:
         free = _free_bytes(device)

@@ -18,12 +18,7 @@ from radixlm.engine.memory import is_out_of_memory
 from radixlm.engine.offload import is_offloading
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
-from radixlm.executor.graphs import (
-    GraphSizes,
-    StepGraphs,
-    graph_sizes,
-    prompt_sizes,
-)
+from radixlm.executor.graphs import GraphSizes, StepGraphs, graph_sizes, prompt_sizes
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.models.build import Model
@@ -106,13 +101,12 @@ def reads_on_host(block: spec.Block) -> str:
 
 
 def sizes_of_graphs(config: ServerConfig, limits: Limits, attn: AttentionBackend) -> GraphSizes:
-    """Steps that get a graph, by the options. Those with parts of prompts must be padded; a drafter
-    reads the hidden states of all their tokens, and double sparsity needs their lengths."""
+    """Steps that get a graph, by the options. Those with parts of prompts must be padded, and
+    double sparsity needs their lengths."""
     execute, pads = config.execute, not config.execute.disable_cuda_graph_padding
     sizes = execute.cuda_graph_bs, execute.cuda_graph_max_bs
     decodes = graph_sizes(limits.max_running, *sizes, pads)
-    is_off = execute.disable_prefill_cuda_graph or not pads or attn.sparsity is not None
-    if is_off or config.speculate.speculative_algorithm not in (None, "NGRAM"):
+    if execute.disable_prefill_cuda_graph or not pads or attn.sparsity is not None:
         return GraphSizes(decodes)
     sizes = execute.cuda_graph_bs_prefill, execute.cuda_graph_max_bs_prefill
     return GraphSizes(decodes, prompt_sizes(limits.step_tokens, *sizes))

@@ -154,7 +154,7 @@ def _load_transformers(
     kernels: Kernels,
 ) -> tuple[Model, int]:
     """A model that runs by transformers; ConfigError for options that need a native model."""
-    if config.model.quantization or config.model.torchao_config or info.decoder.pool is not None:
+    if config.model.quantized_as or info.decoder.pool is not None:
         raise ConfigError(
             "--quantization and --is-embedding need a native model: "
             f"{info.architecture} runs by transformers"

@@ -113,12 +113,12 @@ class PackedWeights(Feature):
             return False
         if info.is_transformers or model.load_format in ("dummy", "sharded_state"):
             return False
-        kind = model.quantization or model.torchao_config or ""
+        kind = model.quantized_as
         share = next((share for name, share in PACKED_SHARES.items() if name in kind), 1.0)
         packed_bytes = share * num_bytes / config.parallel.world_size
         self.is_large = packed_bytes > LARGE_SHARE * self._free_bytes
         is_small = num_bytes < MIN_BYTES
-        is_quantized = model.quantization or model.torchao_config or checkpoint_quant(info.folder)
+        is_quantized = kind or checkpoint_quant(info.folder)
         return bool(model.packed_cache_dir or self.is_large or (is_quantized and not is_small))
 
     def _name(self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks) -> str:

@@ -41,7 +41,7 @@ def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     model = config.model
     if config.execute.device != "cpu" or model.load_format == "dummy":
         return 0
-    kind = model.quantization or model.torchao_config or ""
+    kind = model.quantized_as
     share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 1.0)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
     max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available

@@ -165,8 +165,10 @@ def make_manifest(
     described = hashlib.sha256(
         msgspec.json.encode(decoder, enc_hook=str, order="deterministic")
     ).hexdigest()[:16]
-    weights = f"{config.model.load_format} {config.execute.random_seed}"
-    if config.model.load_format != "dummy":
+    model_config = config.model
+    by_format = "bitsandbytes" if model_config.load_format == "bitsandbytes" else ""
+    weights = f"{model_config.load_format} {config.execute.random_seed}"
+    if model_config.load_format != "dummy":
         weights = weights_digest(info.folder)
     groups = [
         PageGroup(
@@ -197,7 +199,7 @@ def make_manifest(
         kv_dtype=str(pools.dtype),
         page_size=pools.page_size,
         groups=tuple(groups),
-        quantization=_quantization(config),
+        quantization=model_config.quantized_as or by_format,
         layout=page_bytes.layout,
         numerics=" ".join(map(str, (*kernels, torch.__version__, *filter(None, modes)))),
         rectangle=Rectangle(
@@ -209,13 +211,6 @@ def make_manifest(
         ),
         page_bytes=page_bytes.page_bytes,
     )
-
-
-def _quantization(config: ServerConfig) -> str:
-    """How the weights are quantized at load time, by whichever option says so."""
-    model = config.model
-    by_format = "bitsandbytes" if model.load_format == "bitsandbytes" else ""
-    return str(model.quantization or model.torchao_config or by_format)
 
 
 def _heads(groups: Sequence[PageGroup], rank: int, num_ranks: int) -> tuple[int, int]:
