@@ -107,9 +107,11 @@ class RunningServer:
         return found
 
     def terminate(self, signum: int = signal.SIGTERM, timeout_s: float = 120.0) -> int:
-        """Send a signal and return the exit status."""
+        """Send a signal and return the exit status. The log is complete then."""
         self.process.send_signal(signum)
-        return self.process.wait(timeout_s)
+        status = self.process.wait(timeout_s)
+        self._reader.join(60)
+        return status
 
     def stop(self) -> None:
         if self.process.poll() is None:

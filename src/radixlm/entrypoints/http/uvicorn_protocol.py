@@ -7,6 +7,7 @@ A connection whose client sends half a request, or does not read its answer, is 
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -135,6 +136,15 @@ class Server(uvicorn.Server):
         stalled = [c for c in stalled if c.is_stalled(now_s, self._limit_s)]
         for connection in stalled:
             connection.transport.abort()  # its unread data is dropped
+        self._report_refused()
+        if stalled:
+            log.warning("closed %d connections whose clients stalled", len(stalled))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._report_refused()  # since the last sweep
+        await super().shutdown(sockets)
+
+    def _report_refused(self) -> None:
         if Http.num_refused:
             log.warning(
                 "refused %d connections: only %d file descriptors are left for the server itself; "
@@ -143,5 +153,3 @@ class Server(uvicorn.Server):
                 descriptor_limits()[1],
             )
             Http.num_refused = 0
-        if stalled:
-            log.warning("closed %d connections whose clients stalled", len(stalled))
