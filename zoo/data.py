@@ -47,11 +47,11 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.62:
+    if pick < 0.60:
         return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3, wording=TRAINING)
-    if pick < 0.68:
+    if pick < 0.70:
         return extract(rng, TRAINING)
-    if pick < 0.75:
+    if pick < 0.76:
         return growing(rng, rng.randint(3, 9), rng.randint(2, 5), TRAINING)
     if pick < 0.88:
         return passage(rng, rng.randint(3, 30), 1, 1.0, TRAINING)

@@ -20,6 +20,8 @@ def _number(rng: Random, digits: int) -> int:
 
 def _pair(rng: Random, digits: int | None, wording: Wording) -> tuple[int, int]:
     """Two numbers of `digits` digits; without it a mixture in which three digits lead."""
+    if digits is None and wording.share == "training" and rng.random() < HARD:
+        return _hard_pair(rng)
     if digits is None and wording.is_wide and rng.random() < WIDE:
         return _number(rng, rng.choice(WIDE_SIZES)), _number(rng, rng.choice(WIDE_SIZES))
     if digits is None and rng.random() < 0.7:
@@ -28,12 +30,27 @@ def _pair(rng: Random, digits: int | None, wording: Wording) -> tuple[int, int]:
     return _number(rng, digits or rng.choice(sizes)), _number(rng, digits or rng.choice(sizes))
 
 
+def _hard_pair(rng: Random) -> tuple[int, int]:
+    """Digits that meet in a carry, a borrow or none by one: numbers at random seldom have them in
+    a row, and sums with them were most of what went wrong."""
+    a, b = [], []
+    for _ in range(rng.choice(WIDE_SIZES)):
+        x = rng.choice((0, 9, *range(10)))
+        a.append(x)
+        b.append(rng.choice((x, 9 - x, 10 - x, x + 1, 0, rng.randrange(10))) % 10)
+    b = b[rng.choice((0, 0, 0, 1, 2)) :] or [rng.randrange(10)]
+    pair = [int("".join(map(str, digits))) for digits in (a, b)]
+    rng.shuffle(pair)
+    return pair[0], pair[1]
+
+
 ADD_FORMS = (
     "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "What is {a}+{b}?", "{a} + {b} = ?",
     "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.",
     "What is the sum of {a} and {b}?", "Compute {a} + {b}.", "How much is {a} + {b}?",
 )  # fmt: skip
 WIDE = 0.6  # share of the sums with up to four digits
+HARD = 0.4  # share of the training sums with many carries or borrows
 WIDE_SIZES = (1, 2, 3, 3, 4, 4)  # digits of their numbers
 SUBTRACT_FORMS = (
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "What is {a}-{b}?", "{a} - {b} = ?",
