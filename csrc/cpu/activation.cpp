@@ -172,14 +172,20 @@ static void embed_row(const EmbedArgs& a, int64_t t) {
         std::memset(y, 0, size_t(a.dim) * 4);
         return;
     }
+    // ranks write the same row at the same time: a number is never stored before it is complete
+    const float* p = a.positions_table
+                         ? (const float*)a.positions_table + (a.positions[t] + a.position_offset) * a.dim
+                         : nullptr;
     int64_t i = 0;
-    for (; !a.packed && i + 16 <= a.dim; i += 16)
-        store(y + i, mul(load_any(a.table, a.dtype, id * a.dim + i), set1(a.scale)));
-    for (; i < a.dim; i++)
-        y[i] = (a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i)) * a.scale;
-    if (!a.positions_table) return;
-    const float* p = (const float*)a.positions_table + (a.positions[t] + a.position_offset) * a.dim;
-    for (i = 0; i < a.dim; i++) y[i] += p[i];
+    for (; !a.packed && i + 16 <= a.dim; i += 16) {
+        const vf x = mul(load_any(a.table, a.dtype, id * a.dim + i), set1(a.scale));
+        store(y + i, p ? add(x, load(p + i)) : x);
+    }
+    for (; i < a.dim; i++) {
+        const float x =
+            (a.packed ? packed_at(a.w, id, i) : load_scalar(a.table, a.dtype, id * a.dim + i)) * a.scale;
+        y[i] = p ? x + p[i] : x;
+    }
 }
 
 void embed(const EmbedArgs& a, const Ctx& ctx) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -36,6 +37,14 @@ def ask(url: str) -> str:
     return str(got["choices"][0]["message"]["content"])
 
 
+def _num_requests(url: str) -> float:
+    """Requests that have ended, by /metrics over a connection of its own."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        found = re.search(r"^sglang:num_requests_total\S* (\S+)$", answer.read().decode(), re.M)
+    assert found is not None
+    return float(found[1])
+
+
 def workers_of(pid: int) -> list[int]:
     """The HTTP processes of a server."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -62,7 +71,7 @@ def until_ready(url: str, times: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_share_an_engine_and_are_replaced() -> None:
-    flags = ("--tokenizer-worker-num", "2", "--max-total-tokens", "8192")
+    flags = ("--tokenizer-worker-num", "2", "--max-total-tokens", "8192", "--enable-metrics")
     with RunningServer(*flags) as server:
         url, pid = server.url, server.process.pid
         until_ready(url, 10)
@@ -77,6 +86,8 @@ def test_workers_share_an_engine_and_are_replaced() -> None:
             time.sleep(0.05)
         until_ready(url, 20)
         assert {ask(url) for _ in range(6)} == answers
+        # what a worker counted outlives it; whoever is asked knows all
+        assert {_num_requests(url) for _ in range(6)} == {12.0}
         assert server.terminate() == 0, server.log
     assert "Traceback" not in "".join(server.log), server.log
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Attention, BlockIndexer
 from radixlm.kernels.ops.rope import rope_angles
+from radixlm.kernels.products import head_products
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import Choose, IndexChunk
+from radixlm.layers.indexer import index_scores
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles, axes_of
@@ -59,8 +61,8 @@ class BlockIndexerLayer(Module):
 
         def choose(chunk: IndexChunk) -> Tensor:
             key_NI = chunk.index_NKR.flatten(1)[:, : index.dim]
-            scores = q_TGI[chunk.rows].transpose(0, 1).float() @ key_NI.float().T  # [G, Q, N]
-            scores = scores.masked_fill(~chunk.causal_QN, -torch.inf)
+            scores_GQN = head_products(q_TGI[chunk.rows].transpose(0, 1).float(), key_NI[:, None])
+            scores = scores_GQN.masked_fill(~chunk.causal_QN, -torch.inf)
             blocks = self._blocks(scores, chunk.positions_Q)
             return blocks.repeat_interleave(index.size, -1)[..., : key_NI.shape[0]]
 
@@ -121,7 +123,8 @@ class MeanBlockIndexer(BlockIndexerLayer):
             keys_BI = self._means(
                 key_NI, mrope.of_sequence(chunk.sequence) if mrope is not None else None
             )
-            scores = (q_TGI[chunk.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
+            ones_QG = torch.ones(q_TGI[chunk.rows].shape[:2], device=key_NI.device)
+            scores = index_scores(q_TGI[chunk.rows], ones_QG, keys_BI.float())
             block_B = torch.arange(keys_BI.shape[0], device=key_NI.device)
             is_whole_QB = block_B < complete_Q1
             scores = scores.masked_fill(~is_whole_QB, -torch.inf)

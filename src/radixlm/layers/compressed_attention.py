@@ -11,11 +11,13 @@ N tokens read, E entries, W new ones, S tokens summed up in one, G index heads o
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import CompressedSparseAttention, KVCompression, Norm
 from radixlm.base.record import Record
+from radixlm.kernels.products import LANES, head_averages, head_products, place_shares
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import MAX_SCORES
 from radixlm.layers.indexer import index_scores, top_k_mask
@@ -78,7 +80,7 @@ class KvCompressor(Module):
         if self._sums.overlaps:
             kv_WSC = self._with_before(kv_WSC, is_first, 0.0)
             share_WSC = self._with_before(share_WSC, is_first, -torch.inf)
-        summed: Tensor = (kv_WSC * share_WSC.softmax(1)).sum(1)
+        summed: Tensor = (kv_WSC * place_shares(share_WSC)).sum(1)
         return self.norm.run(summed)
 
     def _with_before(self, x_WSC: Tensor, is_first: bool, nothing: float) -> Tensor:
@@ -247,6 +249,9 @@ class CompressedSparseAttentionLayer(Module):
         spec = self.spec
         low = max(0, span.first - spec.sliding_window + 1)
         own_NC = self._read(batch, span, low, span.length)[:, : spec.head_dim]
+        # a key has its place in sums by its position alone
+        own_NC = F.pad(own_NC, (0, 0, low % LANES, -span.length % LANES))
+        low -= low % LANES
         entries_ER = self._entries(batch, span) if spec.sums is not None else None
         width = own_NC.shape[0] + (0 if entries_ER is None else entries_ER.shape[0])
         step = max(1, MAX_SCORES // (spec.heads * width))
@@ -256,7 +261,7 @@ class CompressedSparseAttentionLayer(Module):
                 rows.start - span.start, rows.stop - span.start, device=own_NC.device
             )
             distance_QN = positions_Q[:, None] - torch.arange(
-                low, span.length, device=own_NC.device
+                low, low + len(own_NC), device=own_NC.device
             )
             keys, seen = own_NC, (distance_QN >= 0) & (distance_QN < spec.sliding_window)
             if entries_ER is not None:
@@ -266,11 +271,10 @@ class CompressedSparseAttentionLayer(Module):
 
     def _weigh(self, q_QHC: Tensor, keys_NC: Tensor, causal_QN: Tensor) -> Tensor:
         """[Q, H, C]"""
-        scores_HQN = (q_QHC.transpose(0, 1) @ keys_NC.T).float() * self.site.scale
+        keys = keys_NC[:, None]
+        scores_HQN = head_products(q_QHC.transpose(0, 1), keys) * self.site.scale
         scores_HQN = scores_HQN.masked_fill(~causal_QN, -torch.inf)
-        sinks = self._sinks_H[:, None, None].expand(*scores_HQN.shape[:2], 1)
-        weights = torch.cat((scores_HQN, sinks), -1).softmax(-1)[..., :-1]
-        return (weights.to(keys_NC.dtype) @ keys_NC).transpose(0, 1)
+        return head_averages(scores_HQN, keys, self._sinks_H)
 
     def _seen(
         self, entries_ER: Tensor, queries: Queries, rows: slice, positions_Q: Tensor

@@ -146,6 +146,7 @@ class RelativeAttentionLayer(Module):
         """``place``: (group, row) of the cache, and the row of the state pool."""
         self.spec, (self._pool, self._row) = spec, place
         self._prepare, attends = context.kernels.prepare_qk, spec.attention
+        self._pack = context.kernels.pack_linear
         rows = attends.heads * attends.head_dim
         self._rows = (rows, spec.kv_channels, spec.kv_channels)
         self.qkv = context.linear(dim, sum(self._rows), False, Shard(0, self._rows))
@@ -163,7 +164,7 @@ class RelativeAttentionLayer(Module):
     def finish(self) -> None:
         self.site = site_of(self.spec.attention, self._pool, None)
         self._norms = qk_norm_of(self.spec.attention, (self.q_norm, self.k_norm))
-        self._profiles_RE = self.profiles.take()
+        self._profiles = self._pack(self.profiles.take().T.contiguous(), None, "")
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
@@ -173,7 +174,7 @@ class RelativeAttentionLayer(Module):
         q, k, v = (t.reshape(len(x_TD), -1, attends.head_dim) for t in (q, k, v))
         self._prepare(q, k, self._norms, None, False)
         states_THR = self.distance.run(x_TD).float().view(len(x_TD), attends.heads, spec.rank)
-        bias_THE = states_THR @ self._profiles_RE
+        bias_THE = self._profiles.run(states_THR.flatten(0, 1)).view(*states_THR.shape[:2], -1)
         if spec.grows_from:
             lengths_T = (batch.positions_T + 1).float() / spec.grows_from
             grown = (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]

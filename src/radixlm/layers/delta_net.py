@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import DeltaNet
+from radixlm.kernels.ops.activation import sigmoid, softplus
 from radixlm.layers.context import LayerContext
 from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles, struct
 from radixlm.layers.state import (
@@ -12,7 +13,6 @@ from radixlm.layers.state import (
     StateLayer,
     emit_decay,
     emit_scan,
-    softplus,
     split_last,
 )
 from radixlm.quant.param import Param
@@ -72,7 +72,7 @@ class DeltaNetLayer(StateLayer):
         v = split_last(v, spec.v_heads, spec.v_dim)
         opened = split_last(inputs[1] + self._dt_bias, spec.v_heads, -1)
         if spec.decay_floor:
-            decays = spec.decay_floor * torch.sigmoid(self._a[:, None] * opened)
+            decays = spec.decay_floor * sigmoid(self._a[:, None] * opened)
         else:
             decays = -self._a[:, None] * softplus(opened)
         beta = self._context.kernels.sigmoid(inputs[2].flatten(0, 1)).view(inputs[2].shape)

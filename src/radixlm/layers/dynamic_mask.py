@@ -5,10 +5,10 @@ Legend: Q query tokens of a chunk, N tokens of its sequence, H query heads, K KV
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.kernels.ops.activation import softplus
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import QueryChunk
 from radixlm.layers.module import Module
@@ -47,4 +47,4 @@ class DynamicMask(Module):
     def _biases(self, chunk: QueryChunk) -> Tensor:
         """float32 [K, N]."""
         steps_NK = self.step.run(chunk.v_NKV.flatten(1).contiguous()).float()
-        return torch.exp(self._rate_K * F.softplus(steps_NK)).T
+        return torch.exp(self._rate_K * softplus(steps_NK)).T

@@ -7,10 +7,10 @@ Legend: T tokens, D model channels, E experts, J chosen ones, K KV heads, C head
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.layers.attention import site_of
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -30,7 +30,7 @@ class ExpertAttentionLayer(Module):
         """``rope`` indexes the model's RopeTables, ``pool`` is (group, row)."""
         assert spec.extras is not None
         self.spec, self._rope, self._pool = spec, rope, pool
-        self._prepare = context.kernels.prepare_qk
+        self._prepare, self._pack = context.kernels.prepare_qk, context.kernels.pack_linear
         width = spec.kv_heads * spec.head_dim
         self._top = spec.heads // spec.kv_heads
         self.router = context.plain_linear(dim, spec.extras.experts)
@@ -41,7 +41,10 @@ class ExpertAttentionLayer(Module):
 
     def finish(self) -> None:
         self.site = site_of(self.spec, self._pool, None)
-        self._q, self._o = self.q_experts.take(), self.o_experts.take()
+        self._q, self._o = (
+            [self._pack(weight_OI, None, "") for weight_OI in weights.take()]
+            for weights in (self.q_experts, self.o_experts)
+        )
         self._bias = self.bias.take()
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
@@ -60,10 +63,10 @@ class ExpertAttentionLayer(Module):
         return (y_TJD.sum(1) + self._bias).to(x_TD.dtype)
 
 
-def _by_experts(x_TJI: Tensor, ids_TJ: Tensor, weight_EOI: Tensor) -> Tensor:
+def _by_experts(x_TJI: Tensor, ids_TJ: Tensor, experts: Sequence[PackedLinear]) -> Tensor:
     """Each row by the matrix of its expert: [T, J, O]."""
-    out = x_TJI.new_empty(*ids_TJ.shape, weight_EOI.shape[1])
+    out = x_TJI.new_empty(*ids_TJ.shape, experts[0].out_features)
     for expert in torch.unique(ids_TJ).tolist():
         rows = (ids_TJ == expert).nonzero(as_tuple=True)
-        out[rows] = F.linear(x_TJI[rows], weight_EOI[expert].to(x_TJI.dtype))
+        out[rows] = experts[expert].run(x_TJI[rows]).to(out.dtype)
     return out

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention, Norm
 from radixlm.base.record import replace
 from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.ops.activation import softplus
 from radixlm.layers.attention import (
     EMITTED,
     emit_gate_by_half,
@@ -422,6 +422,6 @@ class ExtendedAttentionLayer(Module):
     def _opened(self, raw: Tensor) -> Tensor:
         act = self.extras.gate_act
         if act == "softplus":
-            return F.softplus(raw.float()).to(raw.dtype)
+            return softplus(raw.float()).to(raw.dtype)
         gate = self._kernels.sigmoid(raw)
         return gate * 2 if act == "sigmoid2" else gate

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, DeltaNet, GatedHyperConnections, Ngrams, Norm
+from radixlm.kernels.ops.activation import sigmoid, silu
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import run_recurrence
@@ -157,14 +158,14 @@ class NgramLayer(Module):
         fit_TN = (key_TND * self.stream_norm.run(x_TC)).sum(-1) / spec.width**0.5
         fit_TN = fit_TN.abs().clamp(min=1e-6).sqrt() * fit_TN.sign()
         value_TD = self.value.run(rows_TE)
-        gated = (torch.sigmoid(fit_TN)[..., None] * value_TD[:, None]).flatten(1).to(x_TC.dtype)
+        gated = (sigmoid(fit_TN)[..., None] * value_TD[:, None]).flatten(1).to(x_TC.dtype)
         normed = self.conv_norm.run(gated).flatten(1)
         return gated + run_recurrence(batch, (self._row, self._first), normed, self._convolve)
 
     def _convolve(self, x_BLC: Tensor, state_BCw: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat((state_BCw, x_BLC.transpose(1, 2)), -1)
         y = F.conv1d(whole, self._conv, None, groups=whole.shape[1], dilation=self.spec.length)
-        return F.silu(y).transpose(1, 2), whole[..., whole.shape[-1] - state_BCw.shape[-1] :]
+        return silu(y).transpose(1, 2), whole[..., whole.shape[-1] - state_BCw.shape[-1] :]
 
     def _rows(self, batch: ForwardBatch) -> Tensor:
         """Rows of the tables that each token reads: int64 [T, G]. The tokens before are kept as

@@ -1,7 +1,7 @@
-"""Attention over keys gathered out of the cache, sequence by sequence, in plain torch, for masks
-that no backend's kernel has (one for each head, or depending on the keys). It reads the pool of any
-backend; a token's numbers do not depend on the rest of the step. Where a pool has a kernel for it,
-output tokens read only what an index has chosen.
+"""Attention over keys gathered out of the cache, sequence by sequence, for masks that no backend's
+kernel has (one for each head, or depending on the keys). It reads the pool of any backend; a
+token's numbers do not depend on the rest of the step (``kernels/products``). Where a pool has a
+kernel for it, tokens read only what an index has chosen.
 
 Legend: T packed tokens, Q query tokens of a chunk, N tokens of its sequence, H query heads, K KV
 heads, C channels of K, V of V, R of an index's part of a row of K, behind C; G choices, each for
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import BlockSparse
 from radixlm.base.record import Record
+from radixlm.kernels.products import head_averages, head_products
 from radixlm.pools.pool import ChosenReader
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -82,21 +83,18 @@ def attend_chosen(
     choose: Choose,
     runs: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """``attend_gathered``, where output tokens read only what they choose, if the pool has a kernel
-    for that. ``runs``: G, and the tokens that are chosen together."""
+    """``attend_gathered``, where tokens read only what they choose, if the pool has a kernel for
+    that. ``runs``: G, and the tokens that are chosen together."""
     pool = batch.attn.pools[site.group]
     reader = pool.chosen_reader(site, q_THC.shape[2], runs)
     if reader is None:
         return attend_gathered(q_THC, k_TKC, v_TKV, site, batch, choose)
     _store(k_TKC, v_TKV, site, batch)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
-    outputs = batch.count_outputs().tolist()
-    for chunk in query_chunks(batch, site, q_THC, outputs):
-        parts = ((q_THC[chunk.rows], slice(None)),)
-        out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site)
-    for row, pages, one in _output_rows(batch, site, reader, outputs):
-        chosen_GN = choose(one).view(-1, one.index_NKR.shape[0])
-        out_THV[row] = reader.run(q_THC[row], pages, chosen_GN).to(out_THV.dtype)
+    for chunk, pages in _index_chunks(batch, site, reader):
+        chosen = choose(chunk)
+        chosen_GQN = chosen.view(-1, *chosen.shape[-2:])
+        out_THV[chunk.rows] = reader.run(q_THC[chunk.rows], pages, chosen_GQN).to(out_THV.dtype)
     return out_THV.flatten(1)
 
 
@@ -108,47 +106,39 @@ def _store(
         pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
 
 
-def _output_rows(
-    batch: ForwardBatch, site: AttentionSite, reader: ChosenReader, outputs: Sequence[int]
-) -> Iterator[tuple[int, Tensor, IndexChunk]]:
-    """The output tokens of a step, one by one: rows of T and pages of their sequences."""
-    size, table_SP = batch.attn.pools[site.group].page_size, batch.page_table_GSP[site.group]
-    ends, lengths = batch.query_start_S1[1:].tolist(), batch.kv_len_S.tolist()
-    for sequence, count in enumerate(outputs):
-        if not count:
-            continue
-        pages = table_SP[sequence, : -(-lengths[sequence] // size)].long()
-        index_NKR = reader.index(pages)
-        for back in range(count, 0, -1):
-            row, seen = ends[sequence] - back, lengths[sequence] - back + 1
-            at = torch.tensor([seen - 1])
-            yield row, pages, IndexChunk(slice(row, row + 1), at, sequence, index_NKR[:seen])
-
-
-def query_chunks(
-    batch: ForwardBatch, site: AttentionSite, q_THC: Tensor, left_out: Sequence[int] = ()
-) -> Iterator[QueryChunk]:
-    """The step's sequences, long ones split into chunks, keys and values as q; ``left_out``: so
-    many of the last queries of each sequence are not wanted."""
-    pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
-    starts, (width, dtype) = batch.query_start_S1.tolist(), (q_THC.shape[2], q_THC.dtype)
-    for index, length in enumerate(batch.kv_len_S.tolist()):
-        start, end = starts[index], starts[index + 1]
-        if left_out:
-            end, length = end - left_out[index], length - left_out[index]
-        if start == end:
-            continue
-        pages = table_SP[index, : -(-length // pool.page_size)].tolist()
-        k, v = pool.read(site.layer, pages)
-        k = k[:length].to(dtype)
-        v = k[..., : site.v_dim] if v is None else v[:length].to(dtype)
-        step = max(1, MAX_SCORES // (site.heads * length))
+def _cut(batch: ForwardBatch, site: AttentionSite) -> Iterator[tuple[int, slice, int]]:
+    """The step's sequences, long ones in parts: (sequence, rows of T, tokens up to the last)."""
+    starts = batch.query_start_S1.tolist()
+    for sequence, length in enumerate(batch.kv_len_S.tolist()):
+        start, end = starts[sequence], starts[sequence + 1]
+        step = max(1, MAX_SCORES // (site.heads * length)) if length else 1
         for first in range(start, end, step):
             last = min(first + step, end)
-            until = length - (end - last)
-            positions_Q = torch.arange(until - (last - first), until, device=k.device)
-            rows, seen = slice(first, last), k[:until]
-            yield QueryChunk(rows, positions_Q, index, seen[..., width:], seen, v[:until])
+            yield sequence, slice(first, last), length - (end - last)
+
+
+def _index_chunks(
+    batch: ForwardBatch, site: AttentionSite, reader: ChosenReader
+) -> Iterator[tuple[IndexChunk, Tensor]]:
+    """Chunks and the pages of their tokens."""
+    size, table_SP = batch.attn.pools[site.group].page_size, batch.page_table_GSP[site.group]
+    for sequence, rows, until in _cut(batch, site):
+        pages = table_SP[sequence, : -(-until // size)].long()
+        positions_Q = torch.arange(until - (rows.stop - rows.start), until)
+        yield IndexChunk(rows, positions_Q, sequence, reader.index(pages)[:until]), pages
+
+
+def query_chunks(batch: ForwardBatch, site: AttentionSite, q_THC: Tensor) -> Iterator[QueryChunk]:
+    """The step's sequences, long ones split into chunks, keys and values as q."""
+    pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
+    width, dtype = q_THC.shape[2], q_THC.dtype
+    for sequence, rows, until in _cut(batch, site):
+        pages = table_SP[sequence, : -(-until // pool.page_size)].tolist()
+        k, v = pool.read(site.layer, pages)
+        k = k[:until].to(dtype)
+        v = k[..., : site.v_dim] if v is None else v[:until].to(dtype)
+        positions_Q = torch.arange(until - (rows.stop - rows.start), until, device=k.device)
+        yield QueryChunk(rows, positions_Q, sequence, k[..., width:], k, v)
 
 
 def attend_parts(
@@ -160,28 +150,18 @@ def attend_parts(
 ) -> Tensor:
     """[Q, H, V] of one chunk. ``parts``: queries [Q, H, C] and the keys that they score; together
     all keys, in order."""
-    k_NKC, v = chunk.k_NKC, chunk.v_NKV.transpose(0, 1)
-    scores = torch.cat([_scores(q, k_NKC[keys], site.kv_heads) for q, keys in parts], -1)
+    k_NKC, width = chunk.k_NKC, parts[0][0].shape[-1]  # a row of the cache may hold more
+    scores = torch.cat(
+        [head_products(q.transpose(0, 1), k_NKC[keys, :, :width]) for q, keys in parts], -1
+    )
     scores = scores * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
     if bias_HQN is not None:
-        scores = scores + bias_HQN.view(scores.shape)
+        scores = scores + bias_HQN
     mask = (chosen & chunk.causal_QN).view(-1, *chosen.shape[-2:])
-    mask = mask.repeat_interleave(site.heads // len(mask), 0).view(scores.shape)
-    scores = scores.masked_fill(~mask, -torch.inf)
-    if site.sinks is not None:
-        sinks = site.sinks.float().view(site.kv_heads, -1, 1, 1)
-        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
-    weights = scores.softmax(-1)[..., : k_NKC.shape[0]].to(v.dtype)
-    return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
-
-
-def _scores(q_QHC: Tensor, k_NKC: Tensor, kv_heads: int) -> Tensor:
-    """Float32 products [K, H / K, Q, N]."""
-    width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
-    q = q_QHC.transpose(0, 1).reshape(kv_heads, -1, q_QHC.shape[0], width)
-    return (q @ k_NKC[..., :width].permute(1, 2, 0)[:, None]).float()
+    mask = mask.repeat_interleave(site.heads // len(mask), 0)
+    return head_averages(scores.masked_fill(~mask, -torch.inf), chunk.v_NKV, site.sinks)
 
 
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:

@@ -7,9 +7,11 @@ Legend: T tokens, D model channels, H index heads, I channels of one; of a chunk
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Indexer, LatentAttention
+from radixlm.kernels.products import LANES, place_shares, row_products
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import Choose, IndexChunk
 from radixlm.layers.module import Module
@@ -94,7 +96,7 @@ class PooledIndexer(IndexerLayer):
         size, dim, count = self._index.pool, self._index.dim, kept_NR.shape[0]
         num_pools = count // size
         pools_PSR = kept_NR[: num_pools * size].view(num_pools, size, 2 * dim)
-        shares = (pools_PSR[..., dim:] + self._share_of_place).softmax(1)
+        shares = place_shares(pools_PSR[..., dim:] + self._share_of_place)
         keys_PI = (shares * pools_PSR[..., :dim]).sum(1)
         whole_Q = (chunk.positions_Q + 1) // size  # pools that a query sees whole
         is_whole = torch.arange(num_pools, device=whole_Q.device) < whole_Q[:, None]
@@ -108,8 +110,13 @@ class PooledIndexer(IndexerLayer):
 
 def index_scores(q_QHI: Tensor, weights_QH: Tensor, keys_NI: Tensor) -> Tensor:
     """A weighted sum over heads of relu(q . k): float32 [Q, N]."""
-    scores_QHN = torch.relu(q_QHI.float() @ keys_NI.T)
-    return (weights_QH[:, None] @ scores_QHN)[:, 0]
+    heads, count = q_QHI.shape[1], keys_NI.shape[0]
+    scores_QHN = row_products(q_QHI.float().flatten(0, 1), keys_NI).view(len(q_QHI), heads, count)
+    scores_QHN = torch.relu(F.pad(scores_QHN, (0, -count % LANES)))
+    total_QN = scores_QHN.new_zeros(scores_QHN.shape[0], scores_QHN.shape[2])
+    for head in range(heads):  # one after the other, whatever the number of rows
+        total_QN += scores_QHN[:, head] * weights_QH[:, head, None]
+    return total_QN[:, :count]
 
 
 def top_k_mask(scores_QN: Tensor, count: int) -> Tensor:

@@ -1,10 +1,10 @@
 """Mamba and Mamba 2 (arXiv:2312.00752, 2405.21060). Legend as in ``layers/state``."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Mamba1, Mamba2
+from radixlm.kernels.ops.activation import silu, softplus
 from radixlm.layers.context import LayerContext
 from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
 from radixlm.layers.state import (
@@ -13,7 +13,6 @@ from radixlm.layers.state import (
     StateLayer,
     emit_decay,
     emit_scan,
-    softplus,
     split_last,
 )
 from radixlm.quant.param import Param
@@ -54,7 +53,7 @@ class Mamba1Layer(StateLayer):
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
         x, conv = self.conv.run(inputs[0], states[0])
-        x = F.silu(x)
+        x = silu(x)
         batch, length = x.shape[:2]
         flat = self.x_proj.run(x.reshape(-1, spec.inner))
         dt, b, c = (
@@ -62,13 +61,13 @@ class Mamba1Layer(StateLayer):
         )
         if spec.norm is not None:
             dt, b, c = self.dt_norm.run(dt), self.b_norm.run(b), self.c_norm.run(c)
-        dt = F.softplus(self.dt_proj.run(dt))
+        dt = softplus(self.dt_proj.run(dt))
         dt, b, c = (t.view(batch, length, -1) for t in (dt, b, c))
         y, state = self._context.kernels.selective_scan(x, dt, self._a, b, c, states[1])
         return y + x * self._d, [conv, state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
-        return self.out.run(out * F.silu(inputs[1]))
+        return self.out.run(out * silu(inputs[1]))
 
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
         """See ``StateLayer``."""
@@ -116,13 +115,13 @@ class HeadedMamba1Layer(Mamba1Layer):
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
         x, conv = self.conv.run(inputs[0], states[0])
-        x = F.silu(x)
+        x = silu(x)
         runs = (x.chunk(spec.heads, -1), self._a.chunk(spec.heads), states[1].chunk(spec.heads, 1))
         outs, after = [], []
         for head, (run, a, before) in enumerate(zip(*runs, strict=True)):
             flat = self.x_projs[head].run(run.flatten(0, 1).contiguous())
             dt, b, c = flat.split_with_sizes((spec.rank, spec.state, spec.state), -1)
-            dt = F.softplus(self.dt_projs[head].run(dt.contiguous()))
+            dt = softplus(self.dt_projs[head].run(dt.contiguous()))
             dt, b, c = (t.reshape(*run.shape[:2], -1) for t in (dt, b, c))
             y, state = self._context.kernels.selective_scan(run, dt, a, b, c, before)
             outs.append(y)
@@ -189,7 +188,7 @@ class Mamba2Layer(StateLayer):
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         gate = inputs[2]
         return self.out.run(
-            out * F.silu(gate) if self.spec.norm is None else self.norm.run(out, gate)
+            out * silu(gate) if self.spec.norm is None else self.norm.run(out, gate)
         )
 
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:

@@ -17,6 +17,7 @@ from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.generator import seeded
 from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.moe import (
     ExpertAdapters,
     PackedExperts,
@@ -205,7 +206,8 @@ class MoeLayer(Module):
         pack: PackedExperts
         if is_looped:
             up, down = weights
-            pack = NormedExperts((up, down), biases, self.spec, self.expert_norm)
+            own = self.spec, self.expert_norm, self._kernels.pack_linear
+            pack = NormedExperts((up, down), biases, *own)
         elif self._has_kernel:
             limit = (self.spec.limit, self.spec.limit_after)
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, limit)
@@ -213,8 +215,10 @@ class MoeLayer(Module):
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
         else:
             up, down = weights
-            reference = pack_experts if self.spec.gated else UngatedExperts
-            pack = reference(up, down, biases[0], biases[1], act)
+            if self.spec.gated:
+                pack = pack_experts(up, down, *biases, act)
+            else:
+                pack = UngatedExperts(up, down, *biases, act, self._kernels.pack_linear)
         self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
         if self.share is not None and self.share.inside and not isinstance(pack, Experts):
             raise CheckpointError(
@@ -461,7 +465,7 @@ class DeepRouterLayer(Module):
 
 
 class NormedExperts(UngatedExperts):
-    """Gated experts whose outputs are normed, one after another in torch."""
+    """Gated experts whose outputs are normed, one after another."""
 
     def __init__(
         self,
@@ -469,9 +473,10 @@ class NormedExperts(UngatedExperts):
         biases: tuple[Tensor | None, Tensor | None],
         spec: Moe,
         norm: NormLayer,
+        pack: Callable[..., PackedLinear],
     ) -> None:
         """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
-        super().__init__(*weights, *biases, spec.act)
+        super().__init__(*weights, *biases, spec.act, pack)
         self._limit, self._norm = (spec.limit, spec.limit_after), norm
 
     def activate(self, h: Tensor) -> Tensor:

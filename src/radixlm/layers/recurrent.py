@@ -15,6 +15,7 @@ from radixlm.arch.spec import (
     StateMixer,
 )
 from radixlm.kernels.cpu.linear import act_code
+from radixlm.kernels.ops.activation import sigmoid
 from radixlm.layers.context import LayerContext
 from radixlm.layers.delta_net import DeltaNetLayer
 from radixlm.layers.mamba import HeadedMamba1Layer, Mamba1Layer, Mamba2Layer
@@ -84,7 +85,7 @@ class LightningLayer(StateLayer):
         return y.flatten(2), [state]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
-        return self.out.run(self.norm.run(out) * torch.sigmoid(inputs[1]))
+        return self.out.run(self.norm.run(out) * sigmoid(inputs[1]))
 
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
         """See ``StateLayer``."""
@@ -149,7 +150,7 @@ class RgLruLayer(StateLayer):
             gate.run(block.contiguous()) for gate, block in zip(self._gates, blocks, strict=True)
         ]
         opened, kept = (
-            torch.sigmoid(torch.cat(halves, -1)).view(x.shape)
+            sigmoid(torch.cat(halves, -1)).view(x.shape)
             for halves in zip(*(gate.chunk(2, -1) for gate in gates), strict=True)
         )
         log = self._log * kept

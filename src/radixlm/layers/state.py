@@ -41,12 +41,6 @@ def split_last(x: Tensor, *sizes: int) -> Tensor:
     return x.reshape(*x.shape[:-1], *sizes)
 
 
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x). Unlike torch's softplus, the bits of a number do not depend on its place
-    in the tensor."""
-    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
-
-
 class ConvLayer(Module):
     """The weights of a causal convolution a channel."""
 

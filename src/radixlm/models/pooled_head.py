@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Dense, Norm, Pool
+from radixlm.kernels.ops.activation import sigmoid, silu
 from radixlm.layers.context import LayerContext
 from radixlm.layers.linear import Linear
 from radixlm.layers.module import Module
@@ -21,9 +22,9 @@ _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    "silu": silu,
     "selu": F.selu,
-    "sigmoid": torch.sigmoid,
+    "sigmoid": sigmoid,
 }
 
 
@@ -54,7 +55,7 @@ class PooledHead:
             case "unit":
                 return F.normalize(out, dim=-1)
             case "sigmoid":
-                return torch.sigmoid(out)
+                return sigmoid(out)
             case "softmax":
                 return torch.softmax(out, -1)
             case "second":

@@ -2,18 +2,26 @@
 
 Callers report events (``Series.first_token``, ``tokens``, ``Metrics.ended``) and pass the gauges at
 a scrape; this module defines names, labels and buckets.
+
+Several HTTP processes count together (prometheus_client's multiprocess mode) where SHARED_FOLDER
+names a folder before this module is imported.
 """
 
+import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from radixlm.base.record import Record
 from radixlm.wire.replies import DraftTotals
 
+SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 INTER_TOKEN_S = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
@@ -172,6 +180,30 @@ class Series:
             histogram.observe(length)
 
 
+class Drafts(Collector):
+    """Counters of drafts since the start. Every process knows them all from the engines' reports,
+    so that they are no part of what processes count together."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self._now = DraftTotals()
+        self._before = dict.fromkeys(DRAFT_COUNTERS, 0.0)  # of engines that are gone
+
+    def update(self, totals: DraftTotals) -> None:
+        """The counts so far; those of an engine that was restarted begin again."""
+        for field in DRAFT_COUNTERS:
+            before = getattr(self._now, field)
+            self._before[field] += before if getattr(totals, field) < before else 0
+        self._now = copy(totals)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        for field, (name, text) in DRAFT_COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=tuple(self._labels))
+            total = self._before[field] + getattr(self._now, field)
+            family.add_metric(tuple(self._labels.values()), total)
+            yield family
+
+
 class Metrics:
     """One set of metrics with its own registry. ``labels``: name -> value, on every metric;
     ``customer_labels``: names of labels that requests may set, on the metrics of requests."""
@@ -186,11 +218,13 @@ class Metrics:
         self._requests = self._request_metrics(buckets)
         self._series: dict[tuple[str, ...], Series] = {}
         self.plain = self.series({})  # of requests without labels of their own
-        self._drafts = {
-            field: Counter(name, text, self._names, registry=self.registry).labels(**self._labels)
-            for field, (name, text) in DRAFT_COUNTERS.items()
-        }
-        self._draft_totals = DraftTotals()
+        self._drafts = Drafts(self._labels)
+        self._exposed = CollectorRegistry()
+        self._exposed.register(self._drafts)
+        if os.environ.get(SHARED_FOLDER):
+            MultiProcessCollector(self._exposed)
+        else:
+            self._exposed.register(self.registry)
         self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
         self._adapter_load = self._histogram(
             "lora_load_seconds", "Time to load an adapter.", LOAD_S
@@ -242,7 +276,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         full_name = name if ":" in name else f"sglang:{name}"
-        metric = Gauge(full_name, text, self._names, registry=self.registry)
+        metric = Gauge(
+            full_name, text, self._names, registry=self.registry, multiprocess_mode="mostrecent"
+        )
         return metric.labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -271,11 +307,8 @@ class Metrics:
         self._deaths.inc()
 
     def drafts(self, totals: DraftTotals) -> None:
-        """The counts of drafts so far; those of an engine that was restarted begin again."""
-        for name, counter in self._drafts.items():
-            now, before = getattr(totals, name), getattr(self._draft_totals, name)
-            counter.inc(now - before if now >= before else now)
-        self._draft_totals = copy(totals)
+        """The counts of drafts so far, of the engines that run."""
+        self._drafts.update(totals)
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
         """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES) set first."""
@@ -284,7 +317,7 @@ class Metrics:
             if name not in self._gauges:
                 self._gauges[name] = self._gauge(name, PAIR_GAUGES[name])
             self._gauges[name].set(value)
-        text: bytes = generate_latest(self.registry)
+        text: bytes = generate_latest(self._exposed)
         return text
 
 

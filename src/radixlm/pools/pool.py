@@ -35,9 +35,9 @@ class ChosenReader(Protocol):
         [n * B, K, R]."""
         ...
 
-    def run(self, q_HC: Tensor, pages: Tensor, chosen_GN: Tensor) -> Tensor:
-        """One token's output, float32 [H, V]; ``chosen_GN``: bool, the tokens that it reads, a
-        choice for as many heads each."""
+    def run(self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor) -> Tensor:
+        """Outputs of the last Q of the N tokens of ``pages``, float32 [Q, H, V]; ``chosen_GQN``:
+        bool, the tokens that each reads, a choice for as many heads each."""
         ...
 
 

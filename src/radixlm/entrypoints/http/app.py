@@ -119,15 +119,19 @@ _ROUTERS = (
 
 
 def create_app(
-    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
+    config: ServerConfig,
+    info_: ModelInfo,
+    tokenizer: Tokenizer | None,
+    intake: TokenizerManager,
+    is_first: bool = True,
 ) -> FastAPI:
-    """The application. ``intake``: of an engine that runs or is starting. ConfigError for a bad
-    template or parser."""
+    """The application. ``intake``: of an engine that runs or is starting; ``is_first``: of the
+    processes that share it. ConfigError for a bad template or parser."""
     app = bare_app()
     state = make_state(config, info_, tokenizer, intake)
     app.state.server = state
     if config.observe.enable_metrics:
-        metrics.install(app, state)
+        metrics.install(app, state, is_first)
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
     live.install(state)

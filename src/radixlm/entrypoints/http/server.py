@@ -211,7 +211,7 @@ class Server:
         create_app = load("radixlm.entrypoints.http.app:create_app")
         make_uvicorn = load("radixlm.entrypoints.http.app:make_uvicorn")
         intake = self.engine.intake
-        app = create_app(self.config, self.info, tokenizer, intake)
+        app = create_app(self.config, self.info, tokenizer, intake, self.is_first)
         self.state = app.state.server
         self.state.is_warm = self.config.serve.skip_server_warmup and not self.warm_ups
         self.uvicorn = make_uvicorn(app, self.config)

@@ -9,6 +9,7 @@ worker whose input ends stops: its main process has died.
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -49,10 +50,6 @@ BAD_START = 2  # exit status: options or checkpoint cannot be served
 
 def serve_many(config: ServerConfig, given: frozenset[str], sock: socket.socket) -> int:
     """Serve until a signal; the exit status."""
-    if config.observe.enable_metrics:
-        raise ConfigError(
-            "--enable-metrics counts in one process: leave --tokenizer-worker-num at 1"
-        )
     if config.serve.engine_in_process:
         raise ConfigError("--engine-in-process: leave --tokenizer-worker-num at 1")
     return asyncio.run(Fleet(config, given, sock).serve())
@@ -174,6 +171,7 @@ class Fleet:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(self._sock.fileno(),),
+            env=self._environment(),
             limit=1 << 20,
         )
         self._workers[index] = process
@@ -191,6 +189,15 @@ class Fleet:
             },
         )
         return process
+
+    def _environment(self) -> dict[str, str]:
+        """Of a worker: where --enable-metrics counts together, and keeps what dead workers
+        counted."""
+        if not self._config.observe.enable_metrics:
+            return dict(os.environ)
+        counts = self._replicas[0].supervisor.folder / "metrics"
+        counts.mkdir(exist_ok=True)
+        return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(counts)}
 
     def _send(self, process: asyncio.subprocess.Process, command: dict[str, Any]) -> None:
         if process.stdin is not None and not process.stdin.is_closing():

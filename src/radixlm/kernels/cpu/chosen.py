@@ -1,5 +1,6 @@
-"""Attention of one query token to tokens that a layer has chosen, by the kernels of dense
-attention: they are told of a short cache that holds no others.
+"""Attention of query tokens to tokens that a layer has chosen, by the kernels of dense attention:
+they are told of a short cache that holds no others. The numbers of a query are those of its own
+tokens in this order, whatever other queries there are.
 
 Chosen tiles of K and V are read where they are, as pages of 16 tokens of one head; rows of a latent
 cache are copied together. Legend as in ``cache.py``; N tokens of the sequence, G choices, each for
@@ -7,11 +8,14 @@ as many heads, U sequences of the short cache, R channels of a row behind those 
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape, tokens_of_k
 from radixlm.kernels.ops.kv import INT4, SCALE_BYTES, dequantize_int8, indexable_view, split
+
+MAX_COPIED = 1 << 24  # numbers of a latent cache that are copied at once
 
 
 class ChosenAttention:
@@ -48,62 +52,100 @@ class ChosenAttention:
         scales = k[:, :, :, shape.k_dim :][pages].flatten(3).view(torch.float32)
         return dequantize_int8(numbers, scales.permute(0, 2, 3, 1).reshape(-1, shape.kv_heads))
 
-    def run(self, q_HC: Tensor, pages: Tensor, chosen_GN: Tensor) -> Tensor:
-        """float32 [H, V]; ``pages`` hold N tokens. A choice is of whole tiles, but for the last,
-        unless the cache is latent, where G is 1."""
-        if self._shape.is_latent:
-            return self._attend_rows(q_HC, pages, chosen_GN[0].nonzero()[:, 0])
-        shape, (choices, count) = self._shape, chosen_GN.shape
-        num, per_page = max(choices, shape.kv_heads), shape.page_size // TILE
+    def run(self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor) -> Tensor:
+        """float32 [Q, H, V] of the last Q of the N tokens of ``pages``. A choice is of whole tiles,
+        but for a query's own, unless the cache is latent, where G is 1."""
+        num, count = chosen_GQN.shape[1:]
+        positions_Q = torch.arange(count - num, count)
+        causal_QN = torch.arange(count) <= positions_Q[:, None]
+        chosen_GQN = chosen_GQN & causal_QN
+        # the first queries may have chosen all: that is ordinary attention
+        reads_all_Q = (chosen_GQN | ~causal_QN).all(-1).all(0)
+        begin = int(reads_all_Q.int().cumprod(0).sum())
+        parts = [self._attend_all(q_QHC[:begin], pages, count - num + begin)] if begin else []
+        attend = self._attend_rows if self._shape.is_latent else self._attend_tiles
+        step = max(1, MAX_COPIED // (int(chosen_GQN.sum(-1).max()) * self._shape.k_dim))
+        for first in range(begin, num, step):
+            rows = slice(first, first + step)
+            parts.append(attend(q_QHC[rows], pages, chosen_GQN[:, rows], positions_Q[rows]))
+        return torch.cat(parts)
+
+    def _attend_all(self, q_QHC: Tensor, pages: Tensor, count: int) -> Tensor:
+        """Of queries that read all of ``count`` tokens up to their own; they are the last."""
+        q = self._padded(q_QHC, self._heads)
+        table, lengths = pages.int()[None], torch.tensor([count], dtype=torch.int32)
+        starts = torch.tensor([0, len(q)], dtype=torch.int32)
+        return self._kernel(self._heads, self._shape).run(
+            q, self._k, self._v, table, starts, lengths
+        )
+
+    def _attend_tiles(
+        self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor, positions_Q: Tensor
+    ) -> Tensor:
+        """The chosen tiles are a short cache's pages."""
+        shape, (choices, num, _) = self._shape, chosen_GQN.shape
+        units, per_page = max(choices, shape.kv_heads), shape.page_size // TILE
         short = CacheShape(1, shape.k_dim, shape.v_dim, TILE, shape.dtype)
-        of_unit = torch.arange(num)
-        tiles_UT = chosen_GN[of_unit * choices // num, ::TILE]
+        of_unit = torch.arange(units)
+        tiles_UT = chosen_GQN[of_unit * choices // units, :, ::TILE].transpose(0, 1).flatten(0, 1)
         kept_U = tiles_UT.sum(1)
         # the chosen tiles first, in order
         order = torch.sort(tiles_UT.byte(), dim=1, descending=True, stable=True)[1]
         order = order[:, : int(kept_U.max())]
-        head_U1 = (of_unit * shape.kv_heads // num)[:, None]
+        head_U1 = (of_unit * shape.kv_heads // units).repeat(num)[:, None]
         table = pages[order // per_page] * shape.kv_heads + head_U1
         table = (table * per_page + order % per_page).int()
-        missing = -count % TILE
-        kv_len = (kept_U * TILE - tiles_UT[:, -1] * missing).int()
-        q = torch.zeros(num, self._heads // num, shape.k_dim)
-        q[..., : self._width] = q_HC.view(num, -1, self._width)
+        own_U = positions_Q.repeat_interleave(units)
+        reads_own_U = tiles_UT.gather(1, own_U[:, None] // TILE)[:, 0]
+        kv_len = (kept_U * TILE - reads_own_U * (TILE - 1 - own_U % TILE)).int()
+        q = self._padded(q_QHC, self._heads // units)
         caches = self._k.view(short.k_shape(-1)), self._v.view(short.v_shape(-1))
-        return self._attend(q, short, caches, table, kv_len)
+        return self._attend(q, short, caches, table, kv_len).view(num, self._heads, -1)
 
-    def _attend_rows(self, q_HC: Tensor, pages: Tensor, tokens: Tensor) -> Tensor:
-        """The tokens' rows are copied into a cache of their own."""
-        shape, width, count = self._shape, self._width, len(tokens)
+    def _attend_rows(
+        self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor, positions_Q: Tensor
+    ) -> Tensor:
+        """The tokens' rows are copied into a cache of their own, from a tile's begin on for each
+        query."""
+        shape, width = self._shape, self._width
+        query, tokens = chosen_GQN[0].nonzero(as_tuple=True)
+        counts_Q = chosen_GQN[0].sum(1)
+        tiles_Q = -(-counts_Q // TILE)
+        first_Q, num_tiles = tiles_Q.cumsum(0) - tiles_Q, int(tiles_Q.sum())
+        at = torch.arange(len(tokens)) + (first_Q * TILE - counts_Q.cumsum(0) + counts_Q)[query]
         short = CacheShape(1, width, shape.v_dim, TILE, shape.dtype, is_latent=True)
-        num_tiles = -(-count // TILE)
         slots = pages[tokens // shape.page_size] * shape.page_size + tokens % shape.page_size
         k_cache, v_cache = short.allocate(num_tiles)
         if shape.dtype == torch.int8:
             numbers, scales = self._int8_rows()
             to = v_cache.view(num_tiles, -1)
-            at = torch.arange(count)
             rows = to[:, : TILE * width].view(num_tiles, TILE, width)
             rows[at // TILE, at % TILE] = numbers[slots // TILE, slots % TILE, :width]
             ends = split(to[:, TILE * width :], 1, (TILE, SCALE_BYTES))
             ends[at // TILE, at % TILE] = scales[slots // TILE, slots % TILE]
         else:
             rows = indexable_view(self._v).view(-1, shape.k_dim)[:, :width]
-            indexable_view(v_cache).view(-1, width)[:count] = rows[slots]
-        table = torch.arange(num_tiles, dtype=torch.int32)[None]
-        kv_len = torch.tensor([count], dtype=torch.int32)
-        return self._attend(q_HC.float()[None], short, (k_cache, v_cache), table, kv_len)
+            indexable_view(v_cache).view(-1, width)[at] = rows[slots]
+        table = first_Q[:, None] + torch.arange(int(tiles_Q.max()))
+        table = table.clamp(max=num_tiles - 1).int()
+        q = q_QHC.float().contiguous()
+        return self._attend(q, short, (k_cache, v_cache), table, counts_Q.int())
+
+    def _padded(self, q_QHC: Tensor, heads: int) -> Tensor:
+        """Queries of so many heads each, with zeros for the channels behind theirs."""
+        rows = q_QHC.reshape(-1, heads, self._width).float()
+        return F.pad(rows, (0, self._shape.k_dim - self._width)).contiguous()
+
+    def _kernel(self, heads: int, shape: CacheShape) -> PagedAttention:
+        return PagedAttention(heads, shape, self._scale, softcap=self._softcap, sinks_H=self._sinks)
 
     def _attend(
         self, q_UHC: Tensor, short: CacheShape, caches: tuple[Tensor, Tensor], table_UP: Tensor,
         kv_len_U: Tensor,
     ) -> Tensor:  # fmt: skip
-        num, heads, _ = q_UHC.shape
-        attention = PagedAttention(
-            heads, short, self._scale, softcap=self._softcap, sinks_H=self._sinks
-        )
-        starts = torch.arange(num + 1, dtype=torch.int32)
-        return attention.run(q_UHC, *caches, table_UP, starts, kv_len_U).flatten(0, 1)
+        starts = torch.arange(len(q_UHC) + 1, dtype=torch.int32)
+        kernel = self._kernel(q_UHC.shape[1], short)
+        return kernel.run(q_UHC, *caches, table_UP, starts, kv_len_U)
 
     def _int8_rows(self) -> tuple[Tensor, Tensor]:
         """Of all tiles of a latent cache: int8 [P * B / 16, 16, C] and the bytes of the scales."""

@@ -37,9 +37,20 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """``1 / (1 + exp(-x))``, a new contiguous tensor. A separate op because torch's rounds an
-    element differently near the end of a tensor, so that a token would depend on its batch."""
-    return torch.sigmoid(x)
+    """``1 / (1 + exp(-x))``, a new contiguous tensor. On a CPU torch's own rounds an element
+    differently near the end of a tensor, so that a token would depend on its batch; so do its silu
+    and softplus."""
+    return torch.sigmoid(x) if x.is_cuda else (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """``x * sigmoid(x)``."""
+    return F.silu(x) if x.is_cuda else (x / (1 + torch.exp(-x.float()))).to(x.dtype)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``."""
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

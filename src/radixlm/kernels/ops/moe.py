@@ -5,7 +5,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
@@ -71,7 +70,7 @@ def route(
     if spec.score == "sigmoid":
         score = sigmoid(logits)
     elif spec.score == "sqrtsoftplus":
-        score = F.softplus(logits).sqrt()
+        score = activation.softplus(logits).sqrt()
     if chosen_TK is not None:
         weights = score.gather(1, chosen_TK)
         return weights / (weights.sum(-1, keepdim=True) + 1e-20) * spec.scale, chosen_TK
@@ -175,7 +174,7 @@ class ReferenceExperts:
 
 
 class UngatedExperts:
-    """Experts ``down(act(up))`` without a gate, one after another in torch."""
+    """Experts ``down(act(up))`` without a gate, one after another."""
 
     takes_adapters = True
 
@@ -186,9 +185,14 @@ class UngatedExperts:
         up_bias_EI: Tensor | None,
         down_bias_ED: Tensor | None,
         act: str,
+        pack: Callable[..., PackedLinear] = pack_linear,
     ) -> None:
-        self._up, self._down, self._act = up_EID, down_EDI, act
-        self._up_bias, self._down_bias = up_bias_EI, down_bias_ED
+        """``pack``: an implementation of ``pack_linear``."""
+        self._act = act
+        self._up, self._down = (
+            [pack(w, None if biases is None else biases[i], "") for i, w in enumerate(weights)]
+            for weights, biases in ((up_EID, up_bias_EI), (down_EDI, down_bias_ED))
+        )
 
     def run(
         self,
@@ -202,11 +206,11 @@ class UngatedExperts:
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             x = x_TD[rows]
-            h = _linear(x, self._up[expert], self._up_bias, expert)
+            h = self._up[expert].run(x)
             if lora is not None:
                 lora.up(expert, rows, x, h)
             h = self.activate(h)
-            y = _linear(h, self._down[expert], self._down_bias, expert)
+            y = self._down[expert].run(h)
             if lora is not None:
                 lora.down(expert, rows, h, y)
             out_TKD[rows, ranks] = self.norm(y)
@@ -225,11 +229,6 @@ def combine(out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """The weighted sum of the outcomes at each token's places, in the order of the choice: [T, D]
     in the dtype of ``out``."""
     return (out_ND[place_TK] * weights_TK[..., None].to(out_ND.dtype)).sum(1)
-
-
-def _linear(x: Tensor, weight: Tensor, biases: Tensor | None, expert: int) -> Tensor:
-    bias = None if biases is None else biases[expert].to(x.dtype)
-    return F.linear(x, weight.to(x.dtype), bias)
 
 
 def pack_experts(

@@ -35,10 +35,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsObserver(Observer):
-    """Feeds the metrics with the events of requests, but not of health probes."""
+    """Feeds the metrics with the events of requests, but not of health probes. ``is_first``: of the
+    processes that share engines; only that one counts what happens to an engine."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, is_first: bool) -> None:
+        self._metrics, self._is_first = metrics, is_first
         self._ended: type[Ended] = load("radixlm.observe.metrics:Ended")
         self._last_s: dict[str, float] = {}
         self._series: dict[str, Series] = {}  # of requests with labels of their customer
@@ -77,10 +78,12 @@ class MetricsObserver(Observer):
         self._metrics.ended(end, series)
 
     def adapter_loaded(self, seconds: float) -> None:
-        self._metrics.adapter_loaded(seconds)
+        if self._is_first:
+            self._metrics.adapter_loaded(seconds)
 
     def engine_lost(self, reason: str) -> None:
-        self._metrics.engine_lost()
+        if self._is_first:
+            self._metrics.engine_lost()
 
 
 class CustomerLabels:
@@ -113,8 +116,8 @@ class CustomerLabels:
         }
 
 
-def install(app: FastAPI, state: ServerState) -> None:
-    """Observe requests from now on, and serve /metrics."""
+def install(app: FastAPI, state: ServerState, is_first: bool) -> None:
+    """Observe requests from now on, and serve /metrics. ``is_first``: see ``MetricsObserver``."""
     module = "radixlm.observe.metrics"
     observe = state.config.observe
     allowed = observe.tokenizer_metrics_allowed_customer_labels or ()
@@ -122,7 +125,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     if allowed:
         header = observe.tokenizer_metrics_custom_labels_header
         app.add_middleware(CustomerLabels, header=header, allowed=allowed)
-    state.intake.observers = (*state.intake.observers, MetricsObserver(made))
+    state.intake.observers = (*state.intake.observers, MetricsObserver(made, is_first))
 
     async def metrics() -> Response:
         """Prometheus metrics."""

@@ -1,0 +1,51 @@
+"""Products and averages of activations in which the bits of a row do not depend on the other rows,
+nor on what its sum leaves out: for layers that no kernel computes whole.
+
+Legend: M rows, N outputs, K inputs; of attention Q queries, N keys, C channels, V of a value;
+S tokens of each of P pools.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from radixlm.kernels.cpu.extension import available
+from radixlm.kernels.cpu.linear import pack_rows
+
+LANES = 64  # rows of so many numbers leave no rest that torch would compute in another way
+
+
+def row_products(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    """``x @ w.T``. On a CPU in float32, each number one chain of fused multiply-adds over ascending
+    k: zeros before, in or behind it change nothing."""
+    if x_MK.device.type != "cpu" or not available or not len(x_MK) or not len(w_NK):
+        return x_MK @ w_NK.T.to(x_MK.dtype)
+    # copies: single columns may have any stride
+    x, w = (t.float().clone(memory_format=torch.contiguous_format) for t in (x_MK, w_NK))
+    return pack_rows([w], None, "fp32").run(x)
+
+
+def place_shares(x_PSC: Tensor) -> Tensor:
+    """The softmax over the second axis. torch's own rounds by where its threads begin."""
+    return x_PSC.transpose(1, 2).contiguous().softmax(-1).transpose(1, 2)
+
+
+def head_products(q_HQC: Tensor, k_NKC: Tensor) -> Tensor:
+    """Scores float32 [H, Q, N]; so many heads of q in turn have the same keys."""
+    heads, kv_heads = q_HQC.shape[0], k_NKC.shape[1]
+    rows = q_HQC.reshape(kv_heads, -1, q_HQC.shape[-1])
+    scores = [row_products(rows[i], k_NKC[:, i]) for i in range(kv_heads)]
+    return torch.stack(scores).view(heads, -1, k_NKC.shape[0]).float()
+
+
+def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+    """Values weighted by the softmax of scores, which may be -inf, and of a sink: [Q, H, V]."""
+    heads, num_queries, count = scores_HQN.shape
+    scores = F.pad(scores_HQN, (0, -count % LANES), value=-torch.inf)
+    if sinks_H is not None:
+        sinks = sinks_H.float()[:, None, None].expand(heads, num_queries, 1)
+        scores = torch.cat((scores, F.pad(sinks, (0, LANES - 1), value=-torch.inf)), -1)
+    kv_heads = v_NKV.shape[1]
+    weights = scores.softmax(-1)[..., :count].to(v_NKV.dtype).reshape(kv_heads, -1, count)
+    out = [row_products(weights[i], v_NKV[:, i].T) for i in range(kv_heads)]
+    return torch.stack(out).view(heads, num_queries, -1).transpose(0, 1)
