@@ -20,8 +20,17 @@ def row_products(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     k: zeros before, in or behind it change nothing."""
     if x_MK.device.type != "cpu" or not available or not len(x_MK) or not len(w_NK):
         return x_MK @ w_NK.T.to(x_MK.dtype)
-    # copies: single columns may have any stride
-    x, w = (t.float().clone(memory_format=torch.contiguous_format) for t in (x_MK, w_NK))
+    if len(w_NK) > 2 * len(x_MK):  # the same chains, and less is packed
+        return _chains(w_NK, x_MK).T.contiguous()
+    return _chains(x_MK, w_NK)
+
+
+def _chains(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    # single columns may have any stride, which the kernel does not take
+    x, w = (
+        t.float() if t.stride(-1) == 1 else t.float().clone(memory_format=torch.contiguous_format)
+        for t in (x_MK, w_NK)
+    )
     return pack_rows([w], None, "fp32").run(x)
 
 
