@@ -12,8 +12,9 @@ transformers.
 5 engine      256 requests, GPU idle share, host time, overlap on and off, a shared prefix
 6 hf          transformers: generate with a static cache, generate_batch on the same requests
 7 flashinfer  its kernels beside ours, where it is installed
+8 adapters    steps with 1 and 8 adapters of rank 16 beside steps without
 
-Stages 1 to 5 and 7 need packages of the engine: msgspec, pyzmq, psutil, safetensors, tokenizers,
+Stages 1 to 5, 7 and 8 need packages of the engine: msgspec, pyzmq, psutil, safetensors, tokenizers,
 tqdm. A stage starts if its estimate fits what is left of the budget; one that fails is noted and
 the next goes on. ``gpu.json`` in --out is written after every result. ``--device cpu`` runs all
 code that a CPU can run in tiny shapes: a test of this program, not of a machine.
@@ -68,6 +69,7 @@ STAGES = (
     Stage("engine", "gpu.engine", 75),
     Stage("hf", "gpu.transformers_baseline", 40),
     Stage("flashinfer", "gpu.plugins", 60),
+    Stage("adapters", "gpu.adapters", 40),
 )
 
 

@@ -98,8 +98,8 @@ def _point(
     runner = engine.runner
     runner.tables.next_token.random_(0, engine.vocab)
     times = time_steps(s, engine, engine.enter(batch, context), engine.decodes(batch, context))
-    size = runner.recorded.decodes.size_for(batch)
-    graph_ms = s.median_ms(partial(runner.recorded.decodes.replay, size)) if size else None
+    size = runner.recorded.plain.decodes.size_for(batch)
+    graph_ms = s.median_ms(partial(runner.recorded.plain.decodes.replay, size)) if size else None
     least_ms = 1e3 * roofline.decode_s(
         shape, batch, context, s.ceilings, 1 if weights == "fp8" else 2
     )
@@ -121,9 +121,9 @@ def _point(
 
 def _profile(s: Session, engine: Engine, shape: Shape, weights: str, batch: int) -> None:
     """Kernels of one replay; the step's numbers stay those of the step before."""
-    size = engine.runner.recorded.decodes.size_for(batch)
+    size = engine.runner.recorded.plain.decodes.size_for(batch)
     if size:
-        found = kernels_of(s, partial(engine.runner.recorded.decodes.replay, size))
+        found = kernels_of(s, partial(engine.runner.recorded.plain.decodes.replay, size))
     else:
         items = engine.decodes(batch, 2)
         found = kernels_of(s, partial(time_steps, s, engine, engine.enter(batch, 2), items, 1))

@@ -16,10 +16,12 @@ from radixlm.arch.spec import Moe
 from radixlm.attention.select import default_backend
 from radixlm.kernels.ops import activation as ops_activation
 from radixlm.kernels.ops import linear as ops_linear
+from radixlm.kernels.ops import lora as ops_lora
 from radixlm.kernels.ops import moe as ops_moe
 from radixlm.kernels.ops import norm as ops_norm
 from radixlm.kernels.ops import rope as ops_rope
-from radixlm.kernels.triton import activation, linear, moe, ops, rope, sample
+from radixlm.kernels.ops.lora import LoraLayout, LoraPart, Parts
+from radixlm.kernels.triton import activation, linear, lora, moe, ops, rope, sample
 from radixlm.kernels.triton.mode import interpreting
 from radixlm.kernels.triton.moe_route import route
 from radixlm.sampling.sampler import threshold
@@ -215,6 +217,25 @@ def _experts(s: Session) -> Found:
             yield f"experts {fmt or 'plain'}, {tokens} tokens", error, bound
 
 
+def _adapters(s: Session) -> Found:
+    """Three adapters of ranks 8, 16 and 64, and rows without one, against float32."""
+    num_in, num_out = (100, 60) if s.is_smoke else (4096, 6144)
+    layout = LoraLayout(s.device, frozenset({0}), _dtype(s))
+    parts: list[Parts] = []
+    for rank in (8, 16, 64):
+        a_RI, b_OR = s.normal(rank, num_in) / num_in**0.5, s.normal(num_out, rank) / rank**0.5
+        parts.append({0: (LoraPart(a_RI, b_OR, 2.0),)})
+    packed = [lora.TritonAdapter(one, layout) for one in parts]
+    for rows in (3,) if s.is_smoke else (1, 16, 100, 1000):
+        of_T = torch.arange(rows, dtype=torch.int32) % 4 - int(rows > 1)
+        x, y = (s.normal(rows, width, dtype=_dtype(s)) for width in (num_in, num_out))
+        want = y.float().clone()
+        exact = [ops_lora.pack_adapter(one) for one in parts]
+        ops_lora.lora_rows(exact, of_T, s.device).add_(0, x.float(), want)
+        lora.TritonLoraRows(packed, of_T, s.device).add_(0, x, y)
+        yield f"adapters, {rows} rows", relative(y, want), BOUND[_dtype(s)]
+
+
 CHECKS: dict[str, Callable[[Session], Found]] = {
     "attention": _attention,
     "norms": _norms,
@@ -223,4 +244,5 @@ CHECKS: dict[str, Callable[[Session], Found]] = {
     "draws": _draws,
     "products": _products,
     "experts": _experts,
+    "adapters": _adapters,
 }

@@ -120,15 +120,18 @@ class Engine:
         limits = self.scheduler.limits
         return fits and batch <= limits.max_running and tokens <= limits.context_len
 
-    def enter(self, batch: int, tokens: int) -> StepPlan:
+    def enter(self, batch: int, tokens: int, adapters: Sequence[int] = ()) -> StepPlan:
         """A plan without items that gives slots 0, 1, ... pages for `tokens` each, in random
-        order."""
+        order, and one of the adapters in turn."""
         draw, per = np.random.default_rng(1), -(-tokens // self.page_size)
         pages = 1 + draw.permutation(self.num_tokens // self.page_size)[: batch * per]
         rows = pages.astype(np.int32).reshape(batch, per)
         prompt = draw.integers(0, self.vocab, 8, np.int32)
         sampling = SamplingParams(max_new_tokens=1 << 20, temperature=0.0, ignore_eos=True)
-        admissions = [Admission(f"{b}", b, sampling, prompt, _NO_IDS) for b in range(batch)]
+        of = [adapters[b % len(adapters)] if adapters else -1 for b in range(batch)]
+        admissions = [
+            Admission(f"{b}", b, sampling, prompt, _NO_IDS, adapter=of[b]) for b in range(batch)
+        ]
         updates = [PageUpdate(0, b, 0, rows[b]) for b in range(batch)]
         return StepPlan(0, (), tuple(admissions), pages=tuple(updates))
 

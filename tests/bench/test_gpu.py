@@ -155,7 +155,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("gpu")
     command = [sys.executable, str(FOLDER / "gpu"), "--device", "cpu", "--quick"]
     done = subprocess.run(
-        [*command, "--stages", "0,1,2,3,4,5", "--out", str(out)],
+        [*command, "--stages", "0,1,2,3,4,5,8", "--out", str(out)],
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -169,7 +169,7 @@ def rows(record: dict[str, Any], stage: str, key: str) -> list[dict[str, Any]]:
 
 
 def test_every_stage_runs_on_a_cpu(record: dict[str, Any]) -> None:
-    names = ["ceilings", "kernels", "models", "decode", "prefill", "engine"]
+    names = ["ceilings", "kernels", "models", "decode", "prefill", "engine", "adapters"]
     assert list(record["stages"]) == names
     assert {stage["state"] for stage in record["stages"].values()} == {"done"}
     assert all(f"{name}: done" in record["printed"] for name in names)

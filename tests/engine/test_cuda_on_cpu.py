@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import radixlm
+from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 pytest.importorskip("triton")
@@ -41,21 +42,25 @@ with radixlm.Engine(device="cuda", log_level="error", **asked["options"]) as eng
         for more in asked["calls"]
     ]
     runner = engine._engine._serving.scheduler.executor
-    facts = [type(runner.device).__name__, runner.recorded.decodes.sizes]
+    recorded = runner.recorded.plain, runner.recorded.adapted
+    facts = [type(runner.device).__name__, *(one.decodes.sizes for one in recorded)]
 print("@" + json.dumps([made, facts, dict(cuda.WAITS)]))
 """
 
 
-def test_the_code_of_a_gpu_gives_the_tokens_of_a_cpu_without_a_wait() -> None:
+def test_the_code_of_a_gpu_gives_the_tokens_of_a_cpu_without_a_wait(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 1, "vocab_size": 384, "max_position_embeddings": 64}
     folder = cached_tiny("Qwen3ForCausalLM", **shape)
-    options: dict[str, Any] = {"model_path": str(folder), "skip_tokenizer_init": True, **SMALL}
+    options: dict[str, Any] = {
+        "model_path": str(folder), "skip_tokenizer_init": True, **SMALL,
+        "lora_paths": [f"a={write_adapter(folder, tmp_path)}"],
+    }  # fmt: skip
     calls = [
-        {"sampling_params": GREEDY},
+        {"sampling_params": GREEDY, "lora_path": ["a", None]},
         {"sampling_params": SAMPLED, "return_logprob": [False, True]},
     ]
     with radixlm.Engine(device="cpu", cpu_threads=1, log_level="error", **options) as engine:
-        made = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+        made = engine.generate(input_ids=PROMPTS, **calls[0])
     given = json.dumps({"options": options, "prompts": PROMPTS, "calls": calls})
     root = Path(__file__).parents[2]
     run = subprocess.run(
@@ -67,5 +72,5 @@ def test_the_code_of_a_gpu_gives_the_tokens_of_a_cpu_without_a_wait() -> None:
     (greedy, sampled), facts, waits = json.loads(lines[0][1:])
     assert greedy == [one["output_ids"] for one in made]
     assert [len(one) for one in sampled] == [4, 4]
-    assert facts == ["CudaDevice", [1, 2]]
+    assert facts == ["CudaDevice", [1, 2], [1, 2]]
     assert not waits, waits

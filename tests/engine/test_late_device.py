@@ -4,6 +4,7 @@ one step ahead, decode steps replayed as graphs over padded sizes."""
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter
 from tests.fakes.device import SimulatedDevice
+from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -66,8 +68,8 @@ def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
 
     def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        _note_replays(runner.recorded.decodes, 1, replayed)
-        _note_replays(runner.recorded.prompts, 0, replayed)
+        _note_replays(runner.recorded.plain.decodes, 1, replayed)
+        _note_replays(runner.recorded.plain.prompts, 0, replayed)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
     for module in ("limits", "parts"):
@@ -89,7 +91,8 @@ def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyP
 
     def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        for width, graphs in {1: runner.recorded.decodes, **runner.recorded.drafts}.items():
+        plain = runner.recorded.plain
+        for width, graphs in {1: plain.decodes, **plain.drafts}.items():
             _note_replays(graphs, width, replayed)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
@@ -100,6 +103,51 @@ def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyP
     options = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
     assert _answers(folder, True, attention_backend="triton", **options) == wanted
     assert {width for _, width in replayed} > {1}
+
+
+def _with_adapters(folders: list[Path], **options: Any) -> list[list[int]]:
+    """Three adapters, of which two may meet; one of them comes later, in the place of another."""
+    greedy = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
+    with radixlm.Engine(
+        model_path=str(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)), cpu_threads=1,
+        random_seed=1, log_level="error", max_total_tokens=256, max_running_requests=4,
+        chunked_prefill_size=16, max_loras_per_batch=2,
+        lora_paths=[f"a{number}={folder}" for number, folder in enumerate(folders[:2])], **options,
+    ) as engine:  # fmt: skip
+        found = []
+        for names in ([None, "a0", "a1"], ["a1", "a2", "a0"], ["a2", None, "a2"]):
+            if names[1] == "a2":
+                engine.load_lora_adapter("a2", str(folders[2]))
+            got = engine.generate(input_ids=PROMPTS, sampling_params=greedy, lora_path=names)
+            found += [one["output_ids"] for one in got]
+            if names[0] == "a1":
+                engine.unload_lora_adapter("a0")
+    return found
+
+
+def test_graphs_of_steps_with_adapters_give_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of decodes and parts of prompts; what is loaded later runs in the same graphs."""
+    base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    folders = [write_adapter(base, tmp_path / f"{r}", r, seed=r) for r in (3, 16, 20)]
+    want = _with_adapters(folders, attention_backend="torch_native")
+    device, replayed = SimulatedDevice(3, eagerness=0.3), list[tuple[int, int]]()
+
+    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
+        gpu.record_graphs(runner, sizes, pads)
+        _note_replays(runner.recorded.adapted.decodes, 1, replayed)
+        _note_replays(runner.recorded.adapted.prompts, 0, replayed)
+
+    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    for module in ("limits", "parts"):
+        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((3,), (16,), True))
+    monkeypatch.setattr(assembly, "record_graphs", record)
+    kernels = [f"{op}=triton" for op in ("pack_adapter", "lora_rows", "lora_slots")]
+    assert _with_adapters(folders, attention_backend="triton", kernel=kernels) == want
+    assert {(3, 1), (16, 0)} == set(replayed)
+    assert len({str(tokens) for tokens in want}) == len(want)  # every adapter has an effect
 
 
 def _note_replays(graphs: Any, width: int, replayed: list[tuple[int, int]]) -> None:

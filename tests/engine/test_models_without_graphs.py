@@ -96,8 +96,8 @@ def test_models_without_graphs_are_known_in_advance(
     runner.device = StrictDevice(eagerness=1.0)
     with caplog.at_level(logging.INFO, "radixlm"):
         gpu.record_graphs(runner, GraphSizes((1, 2), (8,)), pads=True)
-    was_recorded = runner.recorded.decodes.size_for(1) == 1
-    assert was_recorded == (runner.recorded.prompts.size_for(5) == 8)
+    was_recorded = runner.recorded.plain.decodes.size_for(1) == 1
+    assert was_recorded == (runner.recorded.plain.prompts.size_for(5) == 8)
     assert was_recorded == (why == ""), why
     if not was_recorded:  # the start continues and logs it once
         (line,) = [r.message for r in caplog.records if "could not be recorded" in r.message]
@@ -115,8 +115,7 @@ def test_compiled_steps_are_captured_too(
     runner.device = StrictDevice(eagerness=1.0)
     with caplog.at_level(logging.WARNING, "radixlm"):
         gpu.record_graphs(runner, GraphSizes((1, 2), (8,)), pads=True)
-    assert runner.recorded.decodes.size_for(1) == 1 and runner.recorded.decodes.size_for(2) == 2, (
-        caplog.text
-    )
+    graphs = runner.recorded.plain.decodes
+    assert graphs.size_for(1) == 1 and graphs.size_for(2) == 2, caplog.text
     assert runner.model.num_graphs == made == 2  # type: ignore[attr-defined]
     del replica

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from radixlm.executor.dummy_run import counts_up_to
+from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 pytest.importorskip("triton")
@@ -23,7 +24,7 @@ LIMITS = {"max_total_tokens": 4096, "max_running_requests": 18, "chunked_prefill
 CASES = [
     ("Qwen3ForCausalLM", {"quantization": "fp8"}),
     ("GptOssForCausalLM", {"mem_fraction_static": 0.5}),
-    ("Qwen3ForCausalLM", {"disable_cuda_graph": True}),
+    ("Qwen3ForCausalLM", {"disable_cuda_graph": True, "lora_paths": []}),  # with an adapter
     ("DeepseekV2ForCausalLM", {}),
     ("Gemma3ForCausalLM", {}),
 ]
@@ -42,11 +43,14 @@ cuda.rerun_graphs()
 greedy = {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
 drawn = greedy | {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1}
 held = drawn | {"presence_penalty": 0.5, "logit_bias": {"5": 1.0}}
-with radixlm.Engine(device="cuda", log_level="error", **json.loads(sys.argv[1])) as engine:
+options = json.loads(sys.argv[1])
+has_adapter = "lora_paths" in options
+with radixlm.Engine(device="cuda", log_level="error", **options) as engine:
     def ask(phase, lengths, params=greedy, **more):
         launches.enter(phase)
         prompts = [[n % 300 + 3] * length for n, length in enumerate(lengths)]
-        engine.generate(input_ids=prompts, sampling_params=params, **more)
+        adapters = ["a" if has_adapter and n % 3 != 1 else None for n in range(len(prompts))]
+        engine.generate(input_ids=prompts, sampling_params=params, lora_path=adapters, **more)
 
     ask("one", [1])
     ask("ragged", [1, 17, 100, 33])
@@ -64,8 +68,12 @@ print("@" + json.dumps([len(launches.MET), launches.late()]))
 
 
 @pytest.mark.parametrize(("arch", "more"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-def test_every_serving_kernel_is_compiled_at_the_start(arch: str, more: dict[str, Any]) -> None:
+def test_every_serving_kernel_is_compiled_at_the_start(
+    arch: str, more: dict[str, Any], tmp_path: Path
+) -> None:
     folder = cached_tiny(arch, **SHAPE)
+    if "lora_paths" in more:
+        more = more | {"lora_paths": [f"a={write_adapter(folder, tmp_path)}"]}
     options = {"model_path": str(folder), "skip_tokenizer_init": True, **LIMITS, **more}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(options)],

@@ -195,7 +195,7 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
 
     def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
         gpu.record_graphs(runner, sizes, pads)
-        recorded.append(runner.recorded.decodes)
+        recorded.append(runner.recorded.plain.decodes)
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
     for module in ("limits", "parts"):
@@ -208,11 +208,11 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
         runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
         storages = [t.untyped_storage() for pool in runner.attn.pools for t in pool.tensors]
         engine.release_memory_occupation()
-        assert runner.recorded.decodes.sizes == ()
+        assert runner.recorded.plain.decodes.sizes == ()
         assert not any(storage.nbytes() for storage in storages)
         engine.resume_memory_occupation(["weights"])
         assert len(recorded) == 1
         engine.resume_memory_occupation()
         assert len(recorded) == 2
-        assert runner.recorded.decodes is recorded[1]
+        assert runner.recorded.plain.decodes is recorded[1]
         assert tokens(engine) == wanted

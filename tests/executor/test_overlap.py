@@ -53,7 +53,7 @@ def test_steps_with_prompts_take_the_next_size() -> None:
     """Alone, beside decodes, in chunks, and with as many sequences as there are slots."""
     bench = OverlapHarness(SimulatedDevice(2), 90, depth=1, graphs=(8,), prompt_graphs=(5, 20))
     replayed: list[int] = []
-    graphs = bench.runner.recorded.prompts
+    graphs = bench.runner.recorded.plain.prompts
     replay = graphs.replay
     graphs.replay = lambda size: (replayed.append(size), replay(size))[1]  # type: ignore[method-assign]
     plain = OverlapHarness(CpuDevice(), 90)
@@ -104,7 +104,7 @@ def test_large_inputs_are_copied_separately(options: tuple[int, int]) -> None:
 
 def test_graphs_without_padding_take_exact_sizes_only() -> None:
     bench = OverlapHarness(SimulatedDevice(1), graphs=(2,))
-    graphs = bench.runner.recorded.decodes
+    graphs = bench.runner.recorded.plain.decodes
     graphs._pads = False
     assert (graphs.size_for(1), graphs.size_for(2), graphs.size_for(3)) == (0, 2, 0)
 

@@ -127,6 +127,7 @@ _CUDA: dict[str, Any] = {
     "max_memory_allocated": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
     "set_stream": lambda stream: None,
+    "current_stream": lambda device=None: Stream(device),
     "graph_pool_handle": lambda: (0, 1),
     "Stream": Stream,
     "Event": Event,

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
-from radixlm.kernels.cpu.lora import NativeAdapter, NativeLoraRows
 from radixlm.kernels.dispatch import OPS, REFERENCES, Implementation, implementations
 from radixlm.kernels.ops import activation, moe, norm, rope
-from radixlm.kernels.ops.lora import LoraPart, Parts, lora_rows, pack_adapter
+from radixlm.kernels.ops.lora import LoraLayout, LoraPart, Parts
 from radixlm.kernels.ops.quantized import FORMATS, ReferenceQuantized
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -249,15 +248,25 @@ def state_cases(op: str) -> list[Run]:
 
 
 def adapter_cases() -> list[Run]:
-    """Tokens with one of two adapters or none, of an op that packs adapters or makes rows."""
+    """Tokens with one of two adapters or none, of an op that packs adapters, or makes rows or
+    slots."""
     part = LoraPart(rand(6, 37), rand(20, 6), 0.5, 3, rand(20))
     adapters: list[Parts] = [{2: (part,)}, {2: (LoraPart(rand(1, 37), rand(50, 1), 2.0),)}]
+    layout, of_T = LoraLayout(sites=frozenset({2})), torch.tensor([1, -1, 0, 0, 1]).int()
 
     def case(op: Any) -> torch.Tensor:
-        ways = (pack_adapter, lora_rows), (NativeAdapter, NativeLoraRows)
-        pack, make = next(way for way in ways if op in way)
-        packed = [pack(parts) for parts in adapters]
-        rows = make(packed, torch.tensor([1, -1, 0, 0, 1], dtype=torch.int32))
+        name = next((one.name for one in implementations("cpu") if one.function is op), "")
+        ops = {one.op: one.function for one in implementations("cpu") if one.name == name}
+        ops = ops or REFERENCES
+        packed = [ops["pack_adapter"](parts, layout) for parts in adapters]
+        slots = ops["lora_slots"](layout, 5) if op is ops.get("lora_slots") else None
+        if slots is None:
+            rows = ops["lora_rows"](packed, of_T)
+        else:
+            for slot, adapter in enumerate(packed):
+                slots.put(slot, adapter)
+            slots.fill(of_T.numpy(), slots.ints)
+            rows = slots.rows(5)
         y = rand(5, 50)
         rows.add_(2, rand(5, 37), y)
         return y
@@ -292,7 +301,7 @@ CASES: dict[str, list[Run]] = {
         )
         for t in (1, 40)
     ],
-    **{op: adapter_cases() for op in ("pack_adapter", "lora_rows")},
+    **{op: adapter_cases() for op in ("pack_adapter", "lora_rows", "lora_slots")},
     **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }
 

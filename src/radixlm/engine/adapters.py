@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from radixlm.base.errors import ConfigError, InvalidRequest, RadixError
+from radixlm.base.record import replace
 from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.adapters import AdapterConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.executor.adapters import AdapterTable
-from radixlm.kernels.ops.lora import PackedAdapter
+from radixlm.kernels.ops.lora import LoraLayout, PackedAdapter
+from radixlm.layers.linear import Linear
 from radixlm.lora.adapter import Adapter, LoraLimits, local_parts, read_adapter
 from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
@@ -44,13 +47,24 @@ class AdapterLoader:
         ends = {HEAD: model.head_site, EMBED: model.embed_site}
         self._sites |= {path: site for path, site in ends.items() if targets.has_end(path)}
         self._is_first = model.context.ranks.place.rank == 0
-        self.table = AdapterTable(model.context.kernels, device)
+        self.table = AdapterTable(model.context.kernels, self._layout(model, device, options))
         self._limits = LoraLimits(options.max_lora_rank, options.lora_target_modules)
         self._thread = ThreadPoolExecutor(1, "load adapters")
         self._loading: dict[int, Future[Callable[[], dict[str, Any]]]] = {}
         self._failed: dict[int, str] = {}
         self._of_base: dict[int, str] = {}  # paths of those that have been made with base weights
         self._facts: dict[int, dict[str, Any]] = {}  # of those that are loaded
+
+    def _layout(
+        self, model: DecoderModel, device: torch.device, options: AdapterConfig
+    ) -> LoraLayout:
+        layers = self._targets.own_sites
+        linear = frozenset(
+            self._sites[path] for path, one in layers.items() if isinstance(one, Linear)
+        )
+        layout = LoraLayout(device, linear, model.context.compute_dtype)
+        limits = {"max_adapters": options.max_loras_per_batch, "max_rank": options.max_lora_rank}
+        return replace(layout, **{name: n for name, n in limits.items() if n is not None})
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What intake asks of it."""

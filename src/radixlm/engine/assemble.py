@@ -188,7 +188,7 @@ def _make_steps(
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
     )  # fmt: skip
     if draft is not None:  # it reads the hidden states of all tokens of a prompt
-        sizes = GraphSizes(sizes.decodes)
+        sizes = replace(sizes, prompts=())
     memory = MemoryNow(free_bytes, loaded.num_bytes)
     if isinstance(device, CudaDevice):
         models = (model, compiled)
@@ -456,7 +456,9 @@ def _graph_sizes(
     if reason:
         log.info("no CUDA graphs: %s", reason)
         return NO_GRAPHS
-    return sizes_of_graphs(config, scheduler_limits(config, info, info.context_len, 1), attn)
+    limits = scheduler_limits(config, info, info.context_len, 1)
+    has_adapters = config.adapters.enable_lora and kernels.records_adapters
+    return sizes_of_graphs(config, limits, attn, has_adapters)
 
 
 def _measure_memory(

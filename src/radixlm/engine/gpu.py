@@ -100,16 +100,18 @@ def reads_on_host(block: spec.Block) -> str:
     return ""
 
 
-def sizes_of_graphs(config: ServerConfig, limits: Limits, attn: AttentionBackend) -> GraphSizes:
+def sizes_of_graphs(
+    config: ServerConfig, limits: Limits, attn: AttentionBackend, has_adapters: bool = False
+) -> GraphSizes:
     """Steps that get a graph, by the options. Those with parts of prompts must be padded, and
     double sparsity needs their lengths."""
     execute, pads = config.execute, not config.execute.disable_cuda_graph_padding
     sizes = execute.cuda_graph_bs, execute.cuda_graph_max_bs
     decodes = graph_sizes(limits.max_running, *sizes, pads)
     if execute.disable_prefill_cuda_graph or not pads or attn.sparsity is not None:
-        return GraphSizes(decodes)
+        return GraphSizes(decodes, (), has_adapters)
     sizes = execute.cuda_graph_bs_prefill, execute.cuda_graph_max_bs_prefill
-    return GraphSizes(decodes, prompt_sizes(limits.step_tokens, *sizes))
+    return GraphSizes(decodes, prompt_sizes(limits.step_tokens, *sizes), has_adapters)
 
 
 class StepProfile(Record):
@@ -140,7 +142,8 @@ def profile_steps(
         ) from error
     device.empty_cache()
     num_graphs = len(sizes.decodes) * (1 + len(runner.draft_widths)) + len(sizes.prompts)
-    graphs = recorded + GRAPH_BYTES * num_graphs
+    num_graphs *= sizes.num_families
+    graphs = recorded * sizes.num_families + GRAPH_BYTES * num_graphs
     log.info(
         "the largest step needs %s, at most %d graphs %s",
         format_bytes(prompts),
@@ -171,13 +174,18 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     """Run every kind of step before requests do: a compiler takes seconds, in which all running
     requests would wait."""
     started_s = time.perf_counter()
-    dummy = DummyRun(make_runner(), limits.max_running, limits.context_len)
+    runner = make_runner()
+    dummy = DummyRun(runner, limits.max_running, limits.context_len)
     try:
         dummy.sizes(limits.step_tokens)
         dummy.sampling()
         dummy.page_copies()
         for count in range(1, 1 + limits.max_drafts):
             dummy.drafts(count, limits.step_tokens)
+        if runner.adapters is not None:
+            with runner.adapters.empty_one() as adapter:
+                dummy = DummyRun(make_runner(), limits.max_running, limits.context_len, adapter)
+                dummy.sizes(limits.step_tokens)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -190,16 +198,25 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
 
 
 def record_graphs(runner: Runner, sizes: GraphSizes, pads: bool) -> None:
-    """Record decode steps, with and without drafts, and small steps with parts of prompts; if that
-    fails, steps run without graphs."""
+    """Record decode steps, with and without drafts, and small steps with parts of prompts; all of
+    them once more with adapters. If that fails, steps run without graphs."""
+    _record(runner, sizes, pads, "CUDA graphs")
+    if sizes.has_adapters and runner.recorded.add_adapters(sizes.max_tokens):
+        _record(runner, sizes, pads, "CUDA graphs with adapters", is_adapted=True)
+
+
+def _record(
+    runner: Runner, sizes: GraphSizes, pads: bool, what: str, is_adapted: bool = False
+) -> None:
     graphs = StepGraphs(runner.device, sizes.decodes, pads)
-    with _recording("CUDA graphs"):
-        runner.recorded.capture(graphs)
+    with _recording(what):
+        runner.recorded.capture(graphs, is_adapted=is_adapted)
         for width in runner.draft_widths:
-            runner.recorded.capture(graphs.fitting(width), width)
+            runner.recorded.capture(graphs.fitting(width), width, is_adapted)
         if sizes.prompts:
-            with _recording("CUDA graphs of prompts"):
-                runner.recorded.capture_prompts(StepGraphs(runner.device, sizes.prompts))
+            with _recording(f"{what} of prompts"):
+                prompts = StepGraphs(runner.device, sizes.prompts)
+                runner.recorded.capture_prompts(prompts, is_adapted)
 
 
 @contextmanager

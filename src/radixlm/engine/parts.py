@@ -91,7 +91,7 @@ def invariant_kernels(config: ServerConfig, info: ModelInfo) -> dict[str, str]:
     has_states = any(block.state is not None for block in info.decoder.blocks)
     uncovered = [
         *(["recurrent layers"] if has_states else []),
-        *(["adapters"] if config.adapters.enable_lora else []),
+        *(["adapters of head, token table and kv_b_proj"] if config.adapters.enable_lora else []),
         *(["images, video and audio"] if info.media is not None else []),
     ]
     if uncovered:

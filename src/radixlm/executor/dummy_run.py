@@ -25,10 +25,11 @@ MAX_FINE = 64  # up to this many tokens, kernels have tiles for sizes in between
 
 
 class DummyRun:
-    """Steps of a runner whose pools have one page."""
+    """Steps of a runner whose pools have one page. ``adapter``: the number of all requests'."""
 
-    def __init__(self, runner: Runner, num_slots: int, context_len: int) -> None:
+    def __init__(self, runner: Runner, num_slots: int, context_len: int, adapter: int = -1) -> None:
         self._runner, self._num_slots, self._context_len = runner, num_slots, context_len
+        self._adapter = adapter
         self._is_begun = False
 
     def prompts(self, step_tokens: int) -> None:
@@ -105,7 +106,7 @@ class DummyRun:
         if not self._is_begun:
             prompt = np.zeros(1, np.int32)
             admissions = tuple(
-                Admission(str(slot), slot, _SAMPLING, prompt, _NO_IDS)
+                Admission(str(slot), slot, _SAMPLING, prompt, _NO_IDS, adapter=self._adapter)
                 for slot in range(self._num_slots)
             )
             self._is_begun = True

@@ -35,10 +35,21 @@ REPORT_S = 5.0  # between two log lines about a long recording
 
 class GraphSizes(Record):
     """``decodes``: batch sizes of decode steps that get a graph; ``prompts``: numbers of tokens of
-    steps with parts of prompts that get one."""
+    steps with parts of prompts that get one. ``has_adapters``: steps with adapters get others."""
 
     decodes: tuple[int, ...] = ()
     prompts: tuple[int, ...] = ()
+    has_adapters: bool = False
+
+    @property
+    def num_families(self) -> int:
+        """Sets of graphs of all these sizes."""
+        return 1 + self.has_adapters
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a step that is recorded, drafts included."""
+        return max((*self.decodes, *self.prompts, DRAFT_TOKENS))
 
 
 NO_GRAPHS = GraphSizes()

@@ -161,11 +161,14 @@ class Runner:
         if items.drafts is not None:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
-        lora = None if self.adapters is None else self.adapters.rows(items)
-        step = StepHandle(
-            plan, items, inputs.fill(items, *graph), inputs, lora,
-            tree_size=self._options.tree_size,
-        )  # fmt: skip
+        lora = None
+        if graph.is_adapted and graph.rows:
+            self.recorded.fill_adapters(items, graph)
+        elif self.adapters is not None:
+            lora = self.adapters.rows(items)
+        shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
+        tree_size = self._options.tree_size
+        step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         step.launched_s = time.monotonic()

@@ -36,7 +36,16 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             ),
         ),
     ),
-    "cuda": (("triton", ("radixlm.kernels.triton.ops", "radixlm.kernels.triton.linear")),),
+    "cuda": (
+        (
+            "triton",
+            (
+                "radixlm.kernels.triton.ops",
+                "radixlm.kernels.triton.linear",
+                "radixlm.kernels.triton.lora",
+            ),
+        ),
+    ),
 }
 # (device type, name of its implementations) -> as above, for backends that must be named
 # explicitly: interpreted kernels (TRITON_INTERPRET=1) are for tests
@@ -77,6 +86,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "delta_rule": state.delta_rule,
     "pack_adapter": lora.pack_adapter,
     "lora_rows": lora.lora_rows,
+    "lora_slots": lora.lora_slots,
 }
 OPS = tuple(REFERENCES)
 
@@ -110,12 +120,18 @@ class Kernels(Record):
     delta_rule: Callable[..., tuple[Tensor, Tensor]]
     pack_adapter: Callable[..., lora.PackedAdapter]
     lora_rows: Callable[..., lora.LoraRows]
+    lora_slots: Callable[..., lora.LoraSlots | None]
     chosen: Mapping[str, str]
 
     @property
     def copies_weights(self) -> bool:
         """Whether packing copies the weight, so that it may be in borrowed memory."""
         return self.chosen["pack_linear"] != REFERENCE
+
+    @property
+    def records_adapters(self) -> bool:
+        """Whether steps with adapters may be recorded."""
+        return self.chosen["lora_slots"] != REFERENCE
 
     @property
     def supports_ungated_experts(self) -> bool:

@@ -36,10 +36,10 @@ BOUNDS = {
     **dict.fromkeys(("kv_len", "split_len", "table_stride"), CONTEXT),
     **dict.fromkeys(("window", "chunk"), 2**30),
     **dict.fromkeys(("page_table", "size"), 2**31 - 1),
-    **dict.fromkeys(("splits", "num_weights", "rank"), 2**9),
-    **dict.fromkeys(("num_chunks", "num_parts", "top_k", "tiles", "group_size"), SMALL),
+    **dict.fromkeys(("splits", "num_weights", "segments", "rank_blocks"), 2**9),
+    **dict.fromkeys(("num_chunks", "num_parts", "top_k", "tiles", "group_size", "steps"), SMALL),
     **dict.fromkeys(("group", "k_heads", "q_heads", "half", "weight_stride"), SMALL),
-    **dict.fromkeys(("num_experts", "adapter_ptr", "owners_ptr"), SMALL),
+    **dict.fromkeys(("num_experts", "owners_ptr"), SMALL),
     **dict.fromkeys(("k_head_stride", "v_head_stride", "q_head_stride"), SMALL),
     **dict.fromkeys(("q_head", "k_head", "v_head", "k_pool_head", "v_pool_head"), SMALL),
     "num_in": 13_000,  # with WIDTH outputs: 3.4e9 weights
@@ -48,7 +48,6 @@ BOUNDS = {
     "split_kernel.num_rows": 16,
     "sum_kernel.num_rows": 16,
     "sum_kernel.num_parts": 2**7,
-    "shrink_kernel.num_rows": SMALL,
 }
 LEAST = {"group": 32}
 # indices of work units, for which the host allocated memory

@@ -9,13 +9,21 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.checks import int32, rows_of
 from radixlm.kernels.cpu.extension import DTYPE_CODE, address, native
-from radixlm.kernels.ops.lora import LoraPart, PackedAdapter, Parts, ReferenceLoraRows, TableRows
+from radixlm.kernels.ops.lora import (
+    PLAIN_LAYOUT,
+    LoraLayout,
+    LoraPart,
+    PackedAdapter,
+    Parts,
+    ReferenceLoraRows,
+    TableRows,
+)
 
 
 class NativeAdapter:
     """The parts, and the extension's view of their memory."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, layout: LoraLayout = PLAIN_LAYOUT) -> None:
         self.parts = parts
         self.handle: Any = native().LoraAdapter()
         self.tables = frozenset(  # sites that the extension does not know
@@ -42,7 +50,12 @@ class NativeAdapter:
 class NativeLoraRows(ReferenceLoraRows):
     """Rows grouped by adapter; tasks are made once for each layer and kept."""
 
-    def __init__(self, adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> None:
+    def __init__(
+        self,
+        adapters: Sequence[PackedAdapter],
+        adapter_T: Tensor,
+        where: torch.device | None = None,
+    ) -> None:
         super().__init__(adapters, adapter_T)
         self._numbers = int32(adapter_T, "adapter_T")
         native_ones = [cast(NativeAdapter, adapter) for adapter in adapters]

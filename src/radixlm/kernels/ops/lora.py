@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.record import Record
@@ -112,6 +114,21 @@ class TableRows(Record, eq=False):
         return places, self.rows_ND[rows]
 
 
+class LoraLayout(Record):
+    """What the kernels know of a model before adapters come: the device, ``sites`` of linear
+    layers, ``dtype`` of activations. In recorded steps at most ``max_adapters`` meet, of at most
+    ``max_rank``."""
+
+    where: torch.device = torch.device("cpu")
+    sites: frozenset[int] = frozenset()
+    dtype: torch.dtype = torch.float32
+    max_adapters: int = 8
+    max_rank: int = 64
+
+
+PLAIN_LAYOUT = LoraLayout()
+
+
 class PackedAdapter(Protocol):
     """An adapter as the kernels keep it."""
 
@@ -146,6 +163,30 @@ class LoraRows(Protocol):
 
     def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
         """The same of a token table, whose input are rows of the identity: A's columns ``ids``."""
+        ...
+
+
+class LoraSlots(Protocol):
+    """Adapters of steps that are recorded as graphs: what such a step reads of them is in fixed
+    places. ``ints``: int32, which rows have which slot's adapter."""
+
+    num_slots: int
+    ints: Tensor
+
+    def takes(self, adapter: PackedAdapter) -> bool:
+        """Whether recorded steps can run the adapter."""
+        ...
+
+    def put(self, slot: int, adapter: PackedAdapter) -> None:
+        """Launch the writes that give an adapter the slot."""
+        ...
+
+    def fill(self, slot_T: NDArray[np.int32], host: Tensor) -> None:
+        """Write ``ints`` of a step to a buffer of the host. ``slot_T``: -1 for no adapter."""
+        ...
+
+    def rows(self, num_tokens: int) -> LoraRows:
+        """The tokens of a step, while it is recorded."""
         ...
 
 
@@ -219,12 +260,21 @@ class ReferenceLoraRows:
                 yield part, self._rows[index]
 
 
-def pack_adapter(parts: Parts) -> PackedAdapter:
+def pack_adapter(parts: Parts, layout: LoraLayout = PLAIN_LAYOUT) -> PackedAdapter:
     """An adapter ready to run: its parts by the numbers of the layers."""
     return ReferenceAdapter(parts)
 
 
-def lora_rows(adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> LoraRows:
-    """The tokens of a step. ``adapter_T``: int32, index into ``adapters`` or -1. What is made of it
-    may be kept while the tokens of steps keep their adapters."""
-    return ReferenceLoraRows(adapters, adapter_T)
+def lora_rows(
+    adapters: Sequence[PackedAdapter], adapter_T: Tensor, where: torch.device | None = None
+) -> LoraRows:
+    """The tokens of a step. ``adapter_T``: int32 on the host, index into ``adapters`` or -1;
+    ``where``: the device of the step, None for the host. What is made of it may be kept while the
+    tokens of steps keep their adapters."""
+    return ReferenceLoraRows(adapters, adapter_T.to(where))
+
+
+def lora_slots(layout: LoraLayout, max_tokens: int) -> LoraSlots | None:
+    """Slots of adapters for recorded steps of at most ``max_tokens``; None where the kernels choose
+    on the host what to do."""
+    return None

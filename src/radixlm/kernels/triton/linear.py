@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,12 @@ class TritonGated(reference.Gated):
     def run(self, x_TI: Tensor) -> Tensor:
         """See PackedLinear."""
         return activation.activate_gated(self.inner.run(x_TI), self._act)
+
+    def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
+        """See Gated."""
+        h_T2O = self.inner.run(x_TI)
+        change(h_T2O)
+        return activation.activate_gated(h_T2O, self._act)
 
 
 class QuantizedLinear:
