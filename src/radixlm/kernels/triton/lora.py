@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -48,7 +48,6 @@ _BLOCK_BYTES = 256  # of a row's inputs
 _STEPS = 4  # blocks of a segment of inputs, unless that makes more than _most_segments
 _STAGES = 5  # blocks of inputs that are on their way, and one
 _MANY_GROUPS = 32  # keep a GPU busy without a program for each segment
-_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 # fields of a part, int64; the scale as the bits of a float32
 _A, _B, _VECTORS, _RANK, _FIRST, _COUNT, _SCALE = (tl.constexpr(field) for field in range(7))
@@ -92,12 +91,12 @@ def shrink_kernel(
 
 @triton.jit(do_not_specialize=["entry_stride", "rank_blocks"])
 def expand_kernel(
-    y_ptr, rows_ptr, entries_ptr, h_ptr, num_out, y_stride, entry_stride, rank_blocks,
-    DTYPE: tl.constexpr, PARTS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_R: tl.constexpr, SUMS: tl.constexpr, BLOCK_N: tl.constexpr,
+    y_ptr, x_ptr, rows_ptr, entries_ptr, h_ptr, num_out, y_stride, entry_stride, rank_blocks,
+    PARTS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_R: tl.constexpr,
+    SUMS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Program (group, block of outputs): add what each part gives, one after another. Of each block
-    of h there are SUMS."""
+    of h there are SUMS; B has the type of x, of which nothing is read."""
     group = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * BLOCK_N
     row = tl.load(rows_ptr + group * ROWS + tl.arange(0, ROWS))
@@ -119,7 +118,8 @@ def expand_kernel(
             count = tl.load(entry + _COUNT)
             if (from_first < count) & (from_first + BLOCK_N > 0):
                 rank = tl.multiple_of(tl.load(entry + _RANK), BLOCK_R)
-                b_ptr = tl.multiple_of(tl.load(entry + _B).to(tl.pointer_type(DTYPE)), 16)
+                b_ptr = tl.load(entry + _B).to(tl.pointer_type(x_ptr.dtype.element_ty))
+                b_ptr = tl.multiple_of(b_ptr, 16)
                 col = from_first + tl.arange(0, BLOCK_N)
                 is_mine = (col >= 0) & (col < count)
                 delta = tl.zeros((ROWS, BLOCK_N), tl.float32)
@@ -156,6 +156,7 @@ class TritonAdapter:
         self.rest = ReferenceAdapter({s: of for s, of in parts.items() if s not in self.sites})
         self.dtype, self.max_rank = layout.dtype, _BLOCK_R
         self._keep: list[Tensor] = []  # the fields know addresses alone
+        self._is_kept = False
         own = {site: [self._packed(part) for part in parts[site]] for site in self.sites}
         self.parts: Parts = {**self.rest.parts, **own}
         fields = np.zeros((1 + max(self.sites, default=0), PARTS, _FIELDS), np.int64)
@@ -187,10 +188,12 @@ class TritonAdapter:
         return replace(packed, bias_O=bias_O, gain_O=gain_O, own_O=own_O)
 
     def keep_for_stream(self) -> None:
-        """Have the memory, once freed, wait for what the current stream has been given by then."""
-        for tensor in (self.fields, *self._keep):
-            if tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        """Have the memory, once freed, wait for what the stream of steps has been given by then."""
+        if self.fields.is_cuda and not self._is_kept:
+            stream = torch.cuda.current_stream(self.fields.device)
+            for tensor in (self.fields, *self._keep):
+                tensor.record_stream(stream)
+            self._is_kept = True
 
 
 def _padded(rank: int) -> int:
@@ -237,7 +240,7 @@ class Groups:
         expand = _expand_constants(self._dtype, num_sums, has_many)
         launch(
             expand_kernel, (count, cdiv(num_out, expand["BLOCK_N"])),
-            (y_TO, self._rows, fields, h),
+            (y_TO, x_TI, self._rows, fields, h),
             (num_out, y_TO.stride(0), stride, self._num_blocks),
             **expand,
         )  # fmt: skip
@@ -253,10 +256,9 @@ def _most_segments(dtype: torch.dtype) -> int:
     return 32 // dtype.itemsize
 
 
-def _expand_constants(dtype: torch.dtype, num_sums: int, has_many: bool) -> dict[str, Any]:
+def _expand_constants(dtype: torch.dtype, num_sums: int, has_many: bool) -> dict[str, int]:
     return {
-        "DTYPE": _DTYPES[dtype], "PARTS": PARTS, "FIELDS": _FIELDS, "ROWS": ROWS,
-        "BLOCK_R": _BLOCK_R, "SUMS": num_sums,
+        "PARTS": PARTS, "FIELDS": _FIELDS, "ROWS": ROWS, "BLOCK_R": _BLOCK_R, "SUMS": num_sums,
         "BLOCK_N": 128 if has_many and dtype.itemsize == 2 else 64,
     }  # fmt: skip
 
