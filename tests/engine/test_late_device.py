@@ -109,7 +109,7 @@ def _with_adapters(folders: list[Path], **options: Any) -> list[list[int]]:
     """Three adapters, of which two may meet; one of them comes later, in the place of another."""
     greedy = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
     with radixlm.Engine(
-        model_path=str(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)), cpu_threads=1,
+        model_path=str(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=1)), cpu_threads=1,
         random_seed=1, log_level="error", max_total_tokens=256, max_running_requests=4,
         chunked_prefill_size=16, max_loras_per_batch=2,
         lora_paths=[f"a{number}={folder}" for number, folder in enumerate(folders[:2])], **options,
@@ -129,7 +129,7 @@ def test_graphs_of_steps_with_adapters_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of decodes and parts of prompts; what is loaded later runs in the same graphs."""
-    base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=1)
     folders = [write_adapter(base, tmp_path / f"{r}", r, seed=r) for r in (3, 16, 20)]
     want = _with_adapters(folders, attention_backend="torch_native")
     device, replayed = SimulatedDevice(3, eagerness=0.3), list[tuple[int, int]]()
