@@ -63,19 +63,7 @@ def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
 ) -> None:
     folder, is_quick = cached_tiny(architecture, num_hidden_layers=2), len(sizes.decodes) == 1
     want = _answers(folder, is_quick, attention_backend="torch_native")
-    device = SimulatedDevice(1, eagerness=0.3)
-    replayed: list[tuple[int, int]] = []
-
-    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
-        gpu.record_graphs(runner, sizes, pads)
-        _note_replays(runner.recorded.plain.decodes, 1, replayed)
-        _note_replays(runner.recorded.plain.prompts, 0, replayed)
-
-    monkeypatch.setattr(assembly, "open_device", lambda config: device)
-    for module in ("limits", "parts"):
-        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
-    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
-    monkeypatch.setattr(assembly, "record_graphs", record)
+    device, replayed = _late(monkeypatch, 1, sizes, "plain")
     assert _answers(folder, is_quick, attention_backend="triton") == want
     decodes, prompts = ({size for size, kind in replayed if kind == is_of} for is_of in (1, 0))
     assert decodes and set(sizes.decodes) >= decodes
@@ -132,22 +120,32 @@ def test_graphs_of_steps_with_adapters_give_the_same_tokens(
     base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=1)
     folders = [write_adapter(base, tmp_path / f"{r}", r, seed=r) for r in (3, 16, 20)]
     want = _with_adapters(folders, attention_backend="torch_native")
-    device, replayed = SimulatedDevice(3, eagerness=0.3), list[tuple[int, int]]()
-
-    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
-        gpu.record_graphs(runner, sizes, pads)
-        _note_replays(runner.recorded.adapted.decodes, 1, replayed)
-        _note_replays(runner.recorded.adapted.prompts, 0, replayed)
-
-    monkeypatch.setattr(assembly, "open_device", lambda config: device)
-    for module in ("limits", "parts"):
-        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
-    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((3,), (16,), True))
-    monkeypatch.setattr(assembly, "record_graphs", record)
+    _, replayed = _late(monkeypatch, 3, GraphSizes((3,), (16,), True), "adapted")
     kernels = [f"{op}=triton" for op in ("pack_adapter", "lora_rows", "lora_slots")]
     assert _with_adapters(folders, attention_backend="triton", kernel=kernels) == want
     assert {(3, 1), (16, 0)} == set(replayed)
     assert len({str(tokens) for tokens in want}) == len(want)  # every adapter has an effect
+
+
+def _late(
+    monkeypatch: pytest.MonkeyPatch, seed: int, sizes: GraphSizes, family: str
+) -> tuple[SimulatedDevice, list[tuple[int, int]]]:
+    """Engines run one step ahead of a late device; the graphs of a family that they replay: (size,
+    1 for decodes or 0 for parts of prompts)."""
+    device, replayed = SimulatedDevice(seed, eagerness=0.3), list[tuple[int, int]]()
+
+    def record(runner: Any, sizes: GraphSizes, pads: bool) -> None:
+        gpu.record_graphs(runner, sizes, pads)
+        graphs = getattr(runner.recorded, family)
+        _note_replays(graphs.decodes, 1, replayed)
+        _note_replays(graphs.prompts, 0, replayed)
+
+    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    for module in ("limits", "parts"):
+        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
+    monkeypatch.setattr(assembly, "record_graphs", record)
+    return device, replayed
 
 
 def _note_replays(graphs: Any, width: int, replayed: list[tuple[int, int]]) -> None:
