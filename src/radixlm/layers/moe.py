@@ -216,9 +216,10 @@ class MoeLayer(Module):
         else:
             up, down = weights
             if self.spec.gated:
-                pack = pack_experts(up, down, *biases, act)
+                pack = pack_experts(up, down, biases[0], biases[1], act)
             else:
-                pack = UngatedExperts(up, down, *biases, act, self._kernels.pack_linear)
+                pack_each = self._kernels.pack_linear
+                pack = UngatedExperts(up, down, biases[0], biases[1], act, pack_each)
         self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
         if self.share is not None and self.share.inside and not isinstance(pack, Experts):
             raise CheckpointError(

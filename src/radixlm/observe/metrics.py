@@ -16,7 +16,6 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
 from radixlm.base.record import Record
 from radixlm.wire.replies import DraftTotals
@@ -180,7 +179,7 @@ class Series:
             histogram.observe(length)
 
 
-class Drafts(Collector):
+class Drafts:
     """Counters of drafts since the start. Every process knows them all from the engines' reports,
     so that they are no part of what processes count together."""
 
