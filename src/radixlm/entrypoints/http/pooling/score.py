@@ -17,6 +17,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     Limit,
     Pair,
+    activated,
     has_scores,
     pool,
     probabilities,
@@ -53,6 +54,7 @@ class ScoreRequest(Body):
     queries: str | Strings | None = None
     documents: str | Strings | None = None
     truncate_prompt_tokens: Limit | None = None
+    use_activation: bool | None = None
 
 
 # the names of both sides of vLLM's pairs
@@ -116,13 +118,14 @@ async def _of_pairs(
         rows = [(a, [b]) for a, b in zip(first, second, strict=True)]
     limit = body.truncate_prompt_tokens
     scored = [pair for a, many in rows for pair in await scores_of(state, a, many, limit=limit)]
+    scores = [activated(state, score, body.use_activation) for score, _ in scored]
     count = sum(output.prompt_tokens for _, output in scored)
     return {
         "id": f"score-{secrets.token_hex(16)}",
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [{"index": i, "object": "score", "score": s} for i, (s, _) in enumerate(scored)],
+        "data": [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)],
         "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
     }
 
