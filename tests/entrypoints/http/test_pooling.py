@@ -169,6 +169,8 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert got["scores"] == [[math.exp(-2), math.exp(-1)]] * 2
     soft = (await server.post("/v1/score", **body, apply_softmax=True)).json()["scores"][0]
     assert soft == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+    none = (await server.post("/v1/score", **body | {"items": []})).json()
+    assert none["scores"] == [] and none["usage"]["prompt_tokens"] == 0
     mixed = await server.post("/v1/score", query="q", items=[[1]], label_token_ids=[1])
     assert mixed.json()["error"]["param"] == "items"
     bad = await server.post("/v1/score", query="q", items="a", label_token_ids=[10**9])

@@ -84,9 +84,11 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
         missing = "query" if body.query is None else "items"
         raise InvalidRequest(f"{missing} is required, or text_1 and text_2", missing)
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
-    if not items or len(items) > MAX_INPUTS:
-        raise InvalidRequest(f"items must hold 1 to {MAX_INPUTS} entries", "items")
-    if has_scores(state):
+    if len(items) > MAX_INPUTS:
+        raise InvalidRequest(f"items must hold up to {MAX_INPUTS} entries", "items")
+    if not items:  # no scores of none, as SGLang answers
+        scores, usage = list[list[float]](), prompt_usage([])
+    elif has_scores(state):
         scores, usage = await _of_head(state, body, items)
     else:
         scores, usage = await _of_tokens(state, body, items)
