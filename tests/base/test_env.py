@@ -21,6 +21,8 @@ def test_defaults_hold_in_an_empty_environment() -> None:
 def test_values_are_typed() -> None:
     assert env.HEALTH_CHECK_TIMEOUT_S.get({"RADIXLM_HEALTH_CHECK_TIMEOUT_S": "3"}) == 3.0
     assert env.PROFILER_DIR.get({"RADIXLM_PROFILER_DIR": "/a"}) == Path("/a")
+    for limit, value in (("-1", 0.0), ("0.5", 0.5)):
+        assert env.QUEUE_TIMEOUT_S.get({"SGLANG_REQ_WAITING_TIMEOUT": limit}) == value
     for text, value in (("1", True), ("True", True), ("off", False), ("", False)):
         assert env.ALLOW_LONGER_CONTEXT.get({"RADIXLM_ALLOW_LONGER_CONTEXT": text}) is value
 

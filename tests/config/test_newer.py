@@ -60,6 +60,7 @@ def test_a_newer_flag_is_mapped_ignored_with_a_reason_or_refused(
         (["--cuda-graph-bs-decode", "1", "2", "4"], "cuda_graph_bs", (1, 2, 4)),
         (["--cuda-graph-max-bs-decode=32"], "cuda_graph_max_bs", 32),
         (["--disable-decode-cuda-graph"], "disable_cuda_graph", True),
+        (["--disable-piecewise-cuda-graph"], "disable_prefill_cuda_graph", True),
         (["--cuda-graph-backend-decode", "disabled"], "disable_cuda_graph", True),
         (["--cuda-graph-backend-decode", "full"], "disable_cuda_graph", False),
         (["--incremental-streaming-output"], "stream_output", True),

@@ -17,9 +17,9 @@ from radixlm.wire.sampling_params import SamplingParams
 class Talk:
     """One open session without a tokenizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, streaming: bool = False) -> None:
         self.sessions = Sessions(None)
-        self.sessions.open(1000, "s")
+        self.sessions.open(1000, "s", streaming=streaming)
 
     def ask(self, rid: str, ids: list[int], /, **params: Any) -> list[int]:
         """The ids of the whole prompt."""
@@ -70,3 +70,28 @@ def test_a_turn_that_was_aborted_can_be_continued() -> None:
     talk.ask("a", [1, 2])
     talk.end("a", [3], Finish("abort", message="x"))
     assert talk.ask("b", [9], rid="a") == [1, 2, 3, 9]
+
+
+def test_a_streaming_session_goes_on_from_what_ended_well() -> None:
+    talk = Talk(streaming=True)
+    assert talk.ask("a", [1, 2]) == [1, 2]
+    with pytest.raises(InvalidRequest, match="'a' still runs"):
+        talk.ask("b", [9])
+    talk.end("a", [3])
+    assert talk.ask("b", [4], rid="no one") == [1, 2, 3, 4]
+    talk.end("b", [5], Finish("abort"))
+    with pytest.raises(InvalidRequest, match="offset: the session is streaming"):
+        talk.ask("c", [9], offset=1)
+    assert talk.ask("c", [6]) == [1, 2, 3, 6]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_capacity_counts_every_token_once(streaming: bool) -> None:
+    talk = Talk(streaming)
+    rid = None
+    for turn in range(10):
+        talk.ask(str(turn), [1] * 60, rid=rid)
+        talk.end(rid := str(turn), [2] * 30)
+    with pytest.raises(InvalidRequest, match="holds 900 tokens; 101 more exceed"):
+        talk.ask("over", [1] * 101, rid=rid)
+    assert len(talk.ask("fits", [1] * 100, rid=rid)) == 1000

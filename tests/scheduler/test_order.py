@@ -180,15 +180,27 @@ def test_deadlines() -> None:
     assert 0 < len(bench.out["slow"]) < 400
 
 
+def test_a_request_that_runs_too_long_ends_and_one_that_waited_long_runs() -> None:
+    bench, _ = _bench(max_running=1, running_s=0.05)
+    # the engine is idle: a request starts at once, whatever its limit in the queue
+    bench.submit("slow", [1, 2], 400, ignore_eos=True, queue_deadline_s=bench.now_s - 1)
+    bench.submit("short", [1, 3], 2, ignore_eos=True)
+    bench.run()
+    assert (bench.finish["slow"].kind, bench.finish["slow"].status) == ("error", 503)
+    assert bench.finish["slow"].message == "Request running timeout reached."
+    assert 0 < len(bench.out["slow"]) < 400 and bench.finish["short"].kind == "length"
+
+
 def test_a_deadline_is_seen_beside_a_request_that_has_just_ended() -> None:
     bench, _ = _bench(max_running=2)
     end_s = bench.now_s + 1
     bench.submit("ends", [1, 2], 2, ignore_eos=True, deadline_s=end_s)
     bench.submit("late", [1, 3], 400, ignore_eos=True, deadline_s=end_s)
+    bench.tick()
+    ended, late = bench.scheduler._timed.values()
     while "ends" not in bench.finish:
         bench.tick()
-    late = bench.scheduler._timed["late"]
-    assert list(bench.scheduler._timed) == ["ends", "late"]
+    bench.scheduler._timed = {"ends": ended, "late": late}
     bench.scheduler._expire(end_s + 1)
     assert bench.finish["ends"].kind == "length"
     assert late.finish is not None and late.finish.status == 408

@@ -35,6 +35,11 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_limit(text: str) -> float:
+    """Seconds; 0 for no limit, as every number up to 0; ValueError for what is no number."""
+    return max(0.0, float(text))
+
+
 def read_template_source(text: str) -> str:
     """model or reference; ValueError otherwise."""
     if text not in ("model", "reference"):
@@ -185,6 +190,20 @@ HEALTH_CHECK_TIMEOUT_S = Variable(
     read_seconds,
     "Seconds that /health_generate waits for a token.",
     ("SGLANG_HEALTH_CHECK_TIMEOUT",),
+)
+QUEUE_TIMEOUT_S = Variable(
+    "RADIXLM_QUEUE_TIMEOUT_S",
+    0.0,
+    read_limit,
+    "Seconds that a request may wait before it runs, then it ends with status 503; 0: no limit.",
+    ("SGLANG_REQ_WAITING_TIMEOUT",),
+)
+RUNNING_TIMEOUT_S = Variable(
+    "RADIXLM_RUNNING_TIMEOUT_S",
+    0.0,
+    read_limit,
+    "Seconds that a request may run, then it ends with status 503; 0: no limit.",
+    ("SGLANG_REQ_RUNNING_TIMEOUT",),
 )
 HEALTH_GENERATES = Variable(
     "RADIXLM_HEALTH_GENERATES",

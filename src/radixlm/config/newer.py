@@ -49,6 +49,7 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
         {"disabled": True, "full": None, "breakable": None, "tc_piecewise": None},
     ),
     "disable_decode_cuda_graph": ("disable_cuda_graph", _SWITCH),
+    "disable_piecewise_cuda_graph": ("disable_prefill_cuda_graph", _SWITCH),
     "disable_priority_preemption": (
         "priority_scheduling_preemption_threshold",
         {"true": 1 << 40, "false": None},
@@ -69,6 +70,7 @@ _NO_EFFECT: Mapping[str, str] = {
         enable_lora_overlap_loading lora_eviction_policy lora_strict_loading max_lora_chunk_size""",
     "it tunes communication between GPUs, and there is one rank": """
         boundary_reduction cp_strategy dcp_comm_backend dcp_replicate_q_proj
+        dsa_prefill_cp_mode nsa_prefill_cp_mode prefill_cp_mode
         disable_aiter_allreduce_fusion_in_decode disable_aiter_allreduce_fusion_in_prefill
         disable_attn_tp_gather enable_aiter_allreduce_fusion enable_attn_tp_input_scattered
         enable_cp_decode_attn_tp enable_dense_mlp_attn_tp
@@ -90,14 +92,18 @@ _NO_EFFECT: Mapping[str, str] = {
         enforce_shared_experts_fusion flashinfer_autotune_skip_ops fp4_gemm_backend
         fp4_gemm_runner_backend fp8_gemm_backend fp8_gemm_runner_backend linear_attn_backend
         linear_attn_decode_backend linear_attn_prefill_backend linear_attn_verify_backend
-        linear_replayssm_cache_len mamba_backend prefill_kv_cache_dequant_dtype""",
+        enable_gdn_replayssm_spec linear_replayssm_cache_len mamba_backend nsa_decode_backend
+        nsa_prefill_backend prefill_kv_cache_dequant_dtype""",
     "a CUDA graph serves every length, and its sizes have options of their own": """
         context_bucket cuda_graph_config cuda_graph_max_seq_len_prefill
-        cuda_graph_prefill_max_context cuda_graph_tc_compiler debug_cuda_graph""",
+        cuda_graph_prefill_max_context cuda_graph_tc_compiler debug_cuda_graph
+        enable_breakable_cuda_graph enforce_piecewise_cuda_graph piecewise_cuda_graph_compiler
+        piecewise_cuda_graph_max_tokens piecewise_cuda_graph_tokens""",
     "the server lays out its KV cache itself, which changes no answer": """
         c128_page_size enable_decoder_swa_bounded_replay enable_encoder_swa_bounded_replay
         enable_page_major_kv_layout enable_unified_memory mamba_full_memory_ratio
-        mamba_max_states_per_path mamba_radix_cache_strategy mamba_track_interval
+        mamba_max_states_per_path mamba_radix_cache_strategy mamba_scheduler_strategy
+        mamba_track_interval
         prefill_only_disable_kv_cache swa_prefix_tails uses_mamba_radix_cache""",
     "weights are mapped into memory and stay on their device": """
         engine_info_bootstrap_port ple_offload_backend ple_offload_dir ple_offload_embedding
@@ -119,6 +125,7 @@ _NO_EFFECT: Mapping[str, str] = {
         mm_preprocess_cache_size_mb trust_mm_content_hashes""",
     "products and sums keep their full precision": "enable_tf32_matmul",
     "/v1/responses always stores responses": "enable_response_store",
+    "/open_session always takes streaming": "enable_streaming_session",
     "the items of /v1/score are computed one by one": "enable_mis",
     "there is no route for speech in real time": """
         asr_max_buffer_seconds asr_max_concurrent_sessions""",
@@ -131,6 +138,7 @@ _NO_EFFECT: Mapping[str, str] = {
 _DETAILS: Mapping[str, str] = {
     "speculative_algorithm": """
         enable_multi_layer_eagle spec_trace_dir speculative_dflash_block_size
+        speculative_dflash_draft_window_size
         speculative_domino_candidate_pool_size speculative_draft_attention_backend
         speculative_draft_kv_cache_dtype speculative_draft_sink_size
         speculative_draft_window_size speculative_dsa_topk_backend
@@ -193,7 +201,8 @@ _DETAILS: Mapping[str, str] = {
 _REFUSED: Mapping[str, str] = {
     "context parallelism": """
         attention_context_parallel_size=1 attn_cp_size=1 dcp_size=1
-        decode_context_parallel_size=1 enable_prefill_cp""",
+        decode_context_parallel_size=1 enable_dsa_prefill_context_parallel
+        enable_nsa_prefill_context_parallel enable_prefill_context_parallel enable_prefill_cp""",
     "groups of ranks with other weights": "dwdp_size=1 moe_data_parallel_size=1 moe_dp_size=1",
     "expert parallelism that grows and shrinks": "elastic_ep_backend",
     "reports about the balance of experts": "expert_balancedness_report_mode=off",
@@ -230,7 +239,6 @@ _REFUSED: Mapping[str, str] = {
     "other fields in answers": """
         enable_return_indexer_topk enable_return_routed_experts padded_output_tokens
         return_input_ids return_output_ids""",
-    "sessions that stream": "enable_streaming_session",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
         enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from radixlm.base.env import QUEUE_TIMEOUT_S
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
@@ -66,6 +67,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         allow_auto_truncate=config.serve.allow_auto_truncate,
         clamp_max_tokens=config.serve.clamp_max_tokens,
         request_timeout_s=config.schedule.request_timeout_s,
+        max_queue_time_s=QUEUE_TIMEOUT_S.get() or None,
         hidden_states_enabled=config.execute.enable_return_hidden_states,
         processors=tuple(sorted(processor_targets(config.grammar))),
         eos_ids=info.eos_ids,

@@ -7,6 +7,9 @@ A session is a tree of finished requests. ``session_params`` of a new one:
 - ``replace``: what was there is replaced: with ``rid`` the requests after it are forgotten, without
   it all requests of the session are.
 - ``drop_previous_output``: go on from the prompt of ``rid`` only.
+
+A streaming session is a line instead: a request goes on from the last one that ended well, whatever
+its ``rid``, and one runs at a time.
 """
 
 import secrets
@@ -36,11 +39,13 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(slots=True)
 class _Turn:
-    """One request of a session. ``output_ids`` is None while it runs."""
+    """One request of a session. ``output_ids`` is None while it runs; the prompt's tokens before
+    ``start`` are those of turns before it."""
 
     prompt_ids: list[int]
     parent: str | None
     output_ids: list[int] | None = None
+    start: int = 0
 
 
 @dataclass(slots=True)
@@ -50,6 +55,7 @@ class _Session:
     capacity: int
     timeout_s: float
     owner: str
+    streaming: bool = False
     turns: dict[str, _Turn] = field(default_factory=dict)
     used_s: float = field(default_factory=time.monotonic)
 
@@ -62,7 +68,13 @@ class Sessions(Observer):
         self._open: dict[str, _Session] = {}
         self._owner: dict[str, str] = {}  # running rid -> session
 
-    def open(self, capacity: int, session_id: str | None = None, timeout_s: float = 0.0) -> str:
+    def open(
+        self,
+        capacity: int,
+        session_id: str | None = None,
+        timeout_s: float = 0.0,
+        streaming: bool = False,
+    ) -> str:
         """A new session's id; InvalidRequest if it is in use."""
         self._expire()
         if session_id in self._open:
@@ -70,7 +82,7 @@ class Sessions(Observer):
         if len(self._open) >= MAX_SESSIONS:
             raise TooManyRequests(f"{MAX_SESSIONS} sessions are open", retry_after_s=5.0)
         name = session_id or secrets.token_hex(16)
-        self._open[name] = _Session(capacity, timeout_s, identity().owner)
+        self._open[name] = _Session(capacity, timeout_s, identity().owner, streaming)
         return name
 
     def close(self, session_id: str) -> None:
@@ -106,14 +118,15 @@ class Sessions(Observer):
         request.rid = request.rid or secrets.token_hex(16)
         if request.rid in session.turns:
             raise InvalidRequest(f"rid: {request.rid!r} is in this session already", "rid")
-        held = sum(len(t.prompt_ids) + len(t.output_ids or ()) for t in session.turns.values())
-        if session.capacity and held + len(request.input_ids) > session.capacity:
+        turns = session.turns.values()
+        held = sum(len(t.prompt_ids) - t.start + len(t.output_ids or ()) for t in turns)
+        if session.capacity and held + len(ids) > session.capacity:
             raise InvalidRequest(
-                f"the session holds {held} tokens; {len(request.input_ids)} more exceed its "
+                f"the session holds {held} tokens; {len(ids)} more exceed its "
                 f"capacity of {session.capacity}",
                 "session_params",
             )
-        session.turns[request.rid] = _Turn(request.input_ids, parent)
+        session.turns[request.rid] = _Turn(request.input_ids, parent, start=len(before))
         session.used_s = time.monotonic()
         self._owner[request.rid] = name
 
@@ -151,6 +164,14 @@ class Sessions(Observer):
 
     def _before(self, session: _Session, params: Mapping[str, Any]) -> tuple[list[int], str | None]:
         rid = params.get("rid")
+        if session.streaming:
+            unfit = [
+                key for key in ("offset", "replace", "drop_previous_output") if params.get(key)
+            ]
+            if unfit:
+                where = f"session_params.{unfit[0]}"
+                raise InvalidRequest(f"{where}: the session is streaming; leave it out", where)
+            rid = next(reversed(session.turns), None)
         if rid is None:
             if params.get("replace"):
                 session.turns.clear()
@@ -179,10 +200,12 @@ class Sessions(Observer):
         session = self._open.get(name) if name else None
         if session is None:
             return
-        if finish.kind == "error":
+        if finish.kind == "error" or (session.streaming and finish.kind == "abort"):
             session.turns.pop(state.rid, None)
-        elif state.rid in session.turns:
-            session.turns[state.rid].output_ids = list(state.output_ids)
+        elif turn := session.turns.get(state.rid):
+            turn.output_ids = list(state.output_ids)
+            if session.streaming:
+                turn.start, session.turns = 0, {state.rid: turn}
 
 
 def _forget_after(session: _Session, rid: str) -> None:

@@ -53,6 +53,10 @@ DATA_ROUTES = (
     "/completion",
     "/infill",
     "/apply-template",
+    "/v2/embed",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
 )
 """Paths of POST."""
 

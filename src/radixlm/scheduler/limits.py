@@ -44,6 +44,7 @@ class Limits(Record):
     waits_for_chunks: bool = False  # a chunk of a prompt is planned when the one before has ended
     reserve: float = 0.4
     reserved_tokens: int = 0  # of that output, what admission keeps free at least, in tokens
+    running_s: float = 0.0  # that a request may run; 0: any
     policy: str = "fcfs"
     priorities: bool = False
     low_values_first: bool = False

@@ -120,7 +120,6 @@ class Scheduler:
         self._receive(self._max_wait_s() if wait else 0)
         self.hooks.tick()
         now_s = self.clock()
-        self._expire(now_s)
         plan = None if self.is_held else self.planner.plan(now_s)
         step, times = self._launch(plan, now_s) if plan else (None, None)
         num_inflight = len(self.inflight)
@@ -143,6 +142,7 @@ class Scheduler:
             self._log_step(self.clock())
         if not self.inflight and (plan is None or not self.planner.running):
             self._step_log.rest(self.clock())
+        self._expire(self.clock())  # behind the plan: what finds a place at once has not waited
         self._send_pending(self.clock())
         if plan is None and not self.inflight:
             self._on_idle(self.clock())
@@ -257,7 +257,7 @@ class Scheduler:
             self._refuse(request, refused)
             return
         self.queue.push(request)
-        if wire.deadline_s or wire.queue_deadline_s:
+        if wire.deadline_s or wire.queue_deadline_s or self.limits.running_s:
             self._timed[wire.rid] = request
 
     def _slide(self, request: Request) -> None:
@@ -352,22 +352,23 @@ class Scheduler:
                 self._end_request(request, Finish("abort", message=message.message), message.quiet)
 
     def _expire(self, now_s: float) -> None:
-        """End waiting and running requests whose deadline has passed."""
+        """End waiting and running requests whose time is over."""
+        limit_s = self.limits.running_s
         for rid, request in list(self._timed.items()):
-            wire = request.wire
+            wire, began_s = request.wire, request.started_s
             if request.finish is not None:
                 del self._timed[rid]
-                continue
-            if wire.deadline_s and now_s > wire.deadline_s:
+            elif wire.deadline_s and now_s > wire.deadline_s:
                 self._end_request(request, Finish("abort", message="request timed out", status=408))
-            elif request.is_waiting and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
-                late = Finish(
-                    "error",
-                    message="the request waited too long in the queue",
-                    status=503,
-                    retry_after_s=self.retry_after_s(),
-                )
-                self._end_request(request, late)
+            elif not began_s and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
+                self._end_late(request, "waiting", self.retry_after_s())
+            elif limit_s and not request.is_waiting and now_s > began_s + limit_s:
+                self._end_late(request, "running")
+
+    def _end_late(self, request: Request, state: str, retry_after_s: float | None = None) -> None:
+        message = f"Request {state} timeout reached."
+        late = Finish("error", message=message, status=503, retry_after_s=retry_after_s)
+        self._end_request(request, late)
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has moved, estimated from the tokens generated a second."""

@@ -7,12 +7,17 @@ import math
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.pooling import cohere
+from radixlm.entrypoints.http.pooling.pool import activated
 from radixlm.step.plan import StepPlan
 
 
@@ -101,6 +106,51 @@ async def test_pairs_are_scored_as_in_vllm(pooled: ScriptedServer) -> None:
         assert refused.status_code == 400 and "text_1" in refused.text
 
 
+async def test_vectors_in_coheres_form(pooled: ScriptedServer) -> None:
+    texts, kinds = ["hi", "hi there"], ["float", "base64"]
+    same = (await pooled.post("/v1/embeddings", input=texts)).json()
+    wanted = [one["embedding"] for one in same["data"]]
+    got = (await pooled.post("/v2/embed", texts=texts, embedding_types=kinds)).json()
+    assert got["embeddings"]["float"] == wanted and got["texts"] == texts
+    packed = [base64.b64decode(one) for one in got["embeddings"]["base64"]]
+    assert [np.frombuffer(one, "<f4").tolist() for one in packed] == wanted
+    billed = got["meta"]["billed_units"]
+    assert billed == {"input_tokens": same["usage"]["prompt_tokens"], "image_tokens": 0}
+    known = await pooled.post("/v2/embed", texts=texts, input_type="search_query")
+    assert known.json()["embeddings"]["float"] == wanted
+    for wrong, where in (
+        ({}, "images"),
+        ({"texts": texts, "images": ["x"]}, "texts"),
+        ({"texts": texts, "input_type": "poem"}, "input_type"),
+        ({"texts": texts, "embedding_types": ["binary"]}, "embedding_types"),
+    ):
+        refused = await pooled.post("/v2/embed", **wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == where
+    # the last ids of a text that is cut at its start
+    ids = (await pooled.post("/tokenize", prompt="hi there")).json()["tokens"]
+    last = (await pooled.post("/v1/embeddings", input=ids[-1:])).json()["data"][0]["embedding"]
+    cut = await pooled.post("/v2/embed", texts=texts[1:], truncate="START", max_tokens=1)
+    assert cut.json()["embeddings"]["float"] == [last]
+
+
+def test_the_score_of_a_pair_is_activated_as_asked() -> None:
+    def state(after: str) -> Any:
+        pool = SimpleNamespace(gives="scores", after=after)
+        return SimpleNamespace(info=SimpleNamespace(decoder=SimpleNamespace(pool=pool)))
+
+    assert [activated(state("none"), 2.0, use) for use in (None, False)] == [2.0, 2.0]
+    assert activated(state("none"), 2.0, True) == pytest.approx(1 / (1 + math.exp(-2)))
+    assert [activated(state("sigmoid"), 0.7, use) for use in (None, True)] == [0.7, 0.7]
+    with pytest.raises(InvalidRequest, match="use_activation: the model's own scores"):
+        activated(state("sigmoid"), 0.7, False)
+
+
+def test_signs_are_packed_into_bytes() -> None:
+    vector = [1.0, -1, 1, 1, -1, -1, -1, 0]
+    assert cohere._as("ubinary", [vector]) == [[0b10110001]]
+    assert cohere._as("binary", [vector]) == [[0b10110001 - 128]]
+
+
 async def test_native_encode(pooled: ScriptedServer) -> None:
     one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
@@ -119,6 +169,8 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert got["scores"] == [[math.exp(-2), math.exp(-1)]] * 2
     soft = (await server.post("/v1/score", **body, apply_softmax=True)).json()["scores"][0]
     assert soft == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+    none = (await server.post("/v1/score", **body | {"items": []})).json()
+    assert none["scores"] == [] and none["usage"]["prompt_tokens"] == 0
     mixed = await server.post("/v1/score", query="q", items=[[1]], label_token_ids=[1])
     assert mixed.json()["error"]["param"] == "items"
     bad = await server.post("/v1/score", query="q", items="a", label_token_ids=[10**9])

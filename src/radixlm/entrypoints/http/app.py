@@ -24,6 +24,7 @@ from radixlm.entrypoints.http import (
     ollama,
     tokenization,
     ui,
+    vllm,
 )
 from radixlm.entrypoints.http.access import AccessObserver
 from radixlm.entrypoints.http.admin import (
@@ -56,7 +57,7 @@ from radixlm.entrypoints.http.native import generate, grammar, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions
 from radixlm.entrypoints.http.openapi.document import openapi_of
-from radixlm.entrypoints.http.pooling import embeddings, rerank, score
+from radixlm.entrypoints.http.pooling import cohere, embeddings, rerank, score
 from radixlm.entrypoints.http.responses import compact, conversations
 from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
@@ -102,12 +103,14 @@ _ROUTERS = (
     embeddings.router,
     rerank.router,
     score.router,
+    cohere.router,
     parse.router,
     grammar.router,
     anthropic.router,
     messages.router,
     ollama.router,
     llama_cpp.router,
+    vllm.router,
     compact.router,
     conversations.router,
     responses.router,

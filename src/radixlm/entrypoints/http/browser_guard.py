@@ -28,13 +28,14 @@ INFERENCE_PATHS = frozenset(
     "/generate /generate_from_file /encode /classify /invocations "
     "/v1/completions /v1/chat/completions /v1/responses /v1/responses/input_tokens "
     "/v1/responses/compact /chat/completions/input_tokens /v1/chat/completions/input_tokens "
-    "/v1/embeddings /v1/classify /pooling /score /v1/score "
+    "/v1/embeddings /v1/classify /pooling /score /v1/score /v2/embed "
     "/v1/rerank /rerank /v2/rerank /reranking /v1/reranking "
     "/v1/messages /v1/messages/count_tokens /v1/audio/transcriptions /v1/audio/translations "
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
     "/api/chat /api/generate /api/tags /api/ps /api/show /api/version /api/embed "
-    "/api/embeddings /completion /infill /apply-template".split()
+    "/api/embeddings /completion /infill /apply-template "
+    "/v1/chat/completions/batch /v1/chat/completions/render /v1/completions/render".split()
 )
 # not of administrators, but they change what other requests meet
 SHARED_STATE_PATHS = frozenset(("/abort_request", "/open_session", "/close_session"))

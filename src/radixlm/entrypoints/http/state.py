@@ -104,7 +104,8 @@ class ServerState:
 
     def no_model(self, name: str) -> ModelNotFound:
         """The error for a model that is not served."""
-        hint = "" if self.intake.adapters.options.is_enabled else "; adapters need --enable-lora"
+        is_on = self.intake.adapters.options.is_enabled
+        hint = "" if is_on else "; LoRA is not enabled: --enable-lora"
         served = ", ".join(map(repr, (self.model_name, *self.intake.adapters.loaded)))
         return ModelNotFound(
             f"the model {name!r:.200} does not exist; this server has {served:.400}{hint}",

@@ -66,7 +66,8 @@ class WeightVersion(Body):
 
 
 class OpenSession(Body):
-    """``capacity_of_str_len``: the maximum number of tokens of the session; 0 is no limit."""
+    """``capacity_of_str_len``: the maximum number of tokens of the session; 0 is no limit.
+    ``streaming``: each request goes on from the last that ended well."""
 
     capacity_of_str_len: Annotated[int, Field(ge=0)] = 0
     session_id: Rid | None = None
@@ -229,12 +230,11 @@ async def update_weight_version(request: Request) -> Response:
 async def open_session(request: Request) -> Response:
     """Open a session; returns its id."""
     args = await read_args(request, OpenSession)
-    if args.streaming:
-        raise InvalidRequest("streaming: streaming sessions are not supported", "streaming")
     if state_of(request).config.serve.tokenizer_worker_num > 1:
         raise InvalidRequest("sessions live in one process: leave --tokenizer-worker-num at 1")
     sessions = state_of(request).sessions
-    name = sessions.open(args.capacity_of_str_len, args.session_id, args.timeout or 0.0)
+    timeout_s, streaming = args.timeout or 0.0, bool(args.streaming)
+    name = sessions.open(args.capacity_of_str_len, args.session_id, timeout_s, streaming)
     return json_response(name)
 
 

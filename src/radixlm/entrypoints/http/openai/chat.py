@@ -88,7 +88,7 @@ async def chat_completions(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """The number of prompt tokens of a conversation (llama.cpp's route)."""
     body = await read_body(request, ChatRequest)
-    count = len(_prompt_ids(await make_chat_session(state_of(request), body)) or ())
+    count = len(prompt_ids(await make_chat_session(state_of(request), body)) or ())
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -121,7 +121,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
         ],
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
-        **({"prompt_token_ids": _prompt_ids(session)} if session.body.return_token_ids else {}),
+        **({"prompt_token_ids": prompt_ids(session)} if session.body.return_token_ids else {}),
         **extension(session.body, [answer.output for answer in answers]),
     }
 
@@ -178,7 +178,7 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
     if body.return_token_ids:
         extras["token_ids"] = extras["response_token_ids"] = output.token_ids
     if body.return_prompt_token_ids or body.return_token_ids:
-        extras["prompt_token_ids"] = _prompt_ids(session)
+        extras["prompt_token_ids"] = prompt_ids(session)
     if body.return_meta_info:
         extras["meta_info"] = {
             "id": output.rid,
@@ -192,7 +192,7 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
     return extras
 
 
-def _prompt_ids(session: ChatSession) -> list[int] | None:
+def prompt_ids(session: ChatSession) -> list[int] | None:
     """The ids of the prompt, with the checkpoint's placeholder token for media."""
     prompt = session.request.prompt
     return session.request.input_ids if prompt is None else prompt.plain.tolist()
@@ -251,7 +251,7 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
             for choice in _chunks(chat.session, delta, heads):
                 chunk = chat.envelope("chat.completion.chunk") | {"choices": [choice]}
                 if chat.session.body.return_token_ids and is_first:
-                    chunk["prompt_token_ids"] = _prompt_ids(chat.session)
+                    chunk["prompt_token_ids"] = prompt_ids(chat.session)
                 is_first = False
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None

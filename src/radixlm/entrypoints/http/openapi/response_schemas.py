@@ -158,6 +158,7 @@ TOKENS = _object(
 LLAMA = _object(
     content=STR, tokens=_list(INT), stop=BOOL, tokens_predicted=INT, tokens_evaluated=INT
 )
+RENDERED = _object(request_id=STR, token_ids=_list(INT), sampling_params=DICT)
 PARSED = _object(normal_text=STR, calls=_list(_object(tool_index=INT, name=STR, parameters=STR)))
 PREDICTIONS = _object(predictions=_one_of(_list(DICT), DICT))
 RANKED = _one_of(
@@ -263,6 +264,9 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
+    "/v1/chat/completions/batch": {JSON: CHAT},
+    "/v1/chat/completions/render": {JSON: RENDERED},
+    "/v1/completions/render": {JSON: _list(RENDERED)},
     "/invocations": {JSON: CHAT, SSE: STR},
     "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
@@ -276,6 +280,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/reranking": {JSON: RANKED},
     "/rerank": {JSON: RANKED},
     "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE)},
+    "/v2/embed": {JSON: _object(id=STR, embeddings=DICT, texts=_or_null(_list(STR)), meta=DICT)},
     "/v1/score": {JSON: SCORES},
     "/score": {JSON: SCORES},
     "/v1/messages": {JSON: ANTHROPIC, SSE: STR},

@@ -114,7 +114,7 @@ async def pool(
     if len(adapters) != len(prompts):
         message = f"lora_path has {len(adapters)} entries for {len(prompts)} inputs"
         raise InvalidRequest(message, "lora_path")
-    prefix = _prompt_text(state.info.sentence, prompt_name)
+    prefix = prompt_text(state.info.sentence, prompt_name)
     requests = []
     for index, prompt in enumerate(prompts):
         where = f"{param}[{index}]"
@@ -174,7 +174,7 @@ async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str
     return await reader.prompt(written, sources, template.adds_special_tokens)
 
 
-def _prompt_text(sentence: SentenceTransformersConfig | None, name: str | None) -> str:
+def prompt_text(sentence: SentenceTransformersConfig | None, name: str | None) -> str:
     """The prompt called ``name``, or the model's default one; "" if there is none."""
     prompts = sentence.prompts if sentence is not None else {}
     if name is not None and name not in prompts:
@@ -286,6 +286,17 @@ def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
     top = max(scores)
     weights = [math.exp(score - top) for score in scores]
     return [weight / sum(weights) for weight in weights]
+
+
+def activated(state: ServerState, score: float, use_activation: bool | None) -> float:
+    """A pair's score as vLLM's field asks: None as the model gives it, true as a probability;
+    InvalidRequest for false if the model gives probabilities."""
+    if use_activation is None or not has_scores(state):
+        return score
+    if not use_activation and pool_of(state).after in ("sigmoid", "softmax", "second"):
+        message = "use_activation: the model's own scores are probabilities; leave it unset"
+        raise InvalidRequest(message, "use_activation")
+    return probabilities(state, [score])[0] if use_activation else score
 
 
 def prompt_usage(results: Sequence[PoolingResult]) -> dict[str, int]:

@@ -18,7 +18,15 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
-from radixlm.entrypoints.http.pooling.pool import MAX_INPUTS, Limit, Pair, Prompt, has_scores, pool
+from radixlm.entrypoints.http.pooling.pool import (
+    MAX_INPUTS,
+    Limit,
+    Pair,
+    Prompt,
+    activated,
+    has_scores,
+    pool,
+)
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
@@ -56,6 +64,7 @@ class RerankRequest(Body):
     return_documents: bool = True
     model: str | None = None
     rid: Rid | None = None
+    use_activation: bool | None = None
 
 
 class SharedRerankRequest(Body):
@@ -69,6 +78,7 @@ class SharedRerankRequest(Body):
     return_documents: bool = False
     model: str | None = None
     user: str | None = None
+    use_activation: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ async def rank(
     limit = body.truncate_prompt_tokens
     scored = await scores_of(state, body.query, documents, body.instruct, rid, limit)
     ranked = [
-        Ranked(score, index, text, output)
+        Ranked(activated(state, score, body.use_activation), index, text, output)
         for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
     ]
     return sorted(ranked, key=lambda one: -one.score)

@@ -17,6 +17,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     Limit,
     Pair,
+    activated,
     has_scores,
     pool,
     probabilities,
@@ -53,6 +54,7 @@ class ScoreRequest(Body):
     queries: str | Strings | None = None
     documents: str | Strings | None = None
     truncate_prompt_tokens: Limit | None = None
+    use_activation: bool | None = None
 
 
 # the names of both sides of vLLM's pairs
@@ -82,9 +84,11 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
         missing = "query" if body.query is None else "items"
         raise InvalidRequest(f"{missing} is required, or text_1 and text_2", missing)
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
-    if not items or len(items) > MAX_INPUTS:
-        raise InvalidRequest(f"items must hold 1 to {MAX_INPUTS} entries", "items")
-    if has_scores(state):
+    if len(items) > MAX_INPUTS:
+        raise InvalidRequest(f"items must hold up to {MAX_INPUTS} entries", "items")
+    if not items:  # no scores of none, as SGLang answers
+        scores, usage = list[list[float]](), prompt_usage([])
+    elif has_scores(state):
         scores, usage = await _of_head(state, body, items)
     else:
         scores, usage = await _of_tokens(state, body, items)
@@ -116,13 +120,14 @@ async def _of_pairs(
         rows = [(a, [b]) for a, b in zip(first, second, strict=True)]
     limit = body.truncate_prompt_tokens
     scored = [pair for a, many in rows for pair in await scores_of(state, a, many, limit=limit)]
+    scores = [activated(state, score, body.use_activation) for score, _ in scored]
     count = sum(output.prompt_tokens for _, output in scored)
     return {
         "id": f"score-{secrets.token_hex(16)}",
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [{"index": i, "object": "score", "score": s} for i, (s, _) in enumerate(scored)],
+        "data": [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)],
         "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
     }
 
