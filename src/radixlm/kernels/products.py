@@ -43,8 +43,7 @@ def head_products(q_HQC: Tensor, k_NKC: Tensor) -> Tensor:
     """Scores float32 [H, Q, N]; so many heads of q in turn have the same keys."""
     heads, kv_heads = q_HQC.shape[0], k_NKC.shape[1]
     rows = q_HQC.reshape(kv_heads, -1, q_HQC.shape[-1])
-    scores = [row_products(rows[i], k_NKC[:, i]) for i in range(kv_heads)]
-    return torch.stack(scores).view(heads, -1, k_NKC.shape[0]).float()
+    return _each_product(rows, k_NKC.transpose(0, 1)).view(heads, -1, k_NKC.shape[0]).float()
 
 
 def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = None) -> Tensor:
@@ -54,7 +53,12 @@ def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = No
     if sinks_H is not None:
         sinks = sinks_H.float()[:, None, None].expand(heads, num_queries, 1)
         scores = torch.cat((scores, F.pad(sinks, (0, LANES - 1), value=-torch.inf)), -1)
-    kv_heads = v_NKV.shape[1]
-    weights = scores.softmax(-1)[..., :count].to(v_NKV.dtype).reshape(kv_heads, -1, count)
-    out = [row_products(weights[i], v_NKV[:, i].T) for i in range(kv_heads)]
-    return torch.stack(out).view(heads, num_queries, -1).transpose(0, 1)
+    weights = scores.softmax(-1)[..., :count].to(v_NKV.dtype)
+    out = _each_product(weights.reshape(v_NKV.shape[1], -1, count), v_NKV.permute(1, 2, 0))
+    return out.view(heads, num_queries, -1).transpose(0, 1)
+
+
+def _each_product(x_BMK: Tensor, w_BNK: Tensor) -> Tensor:
+    if x_BMK.device.type != "cpu":
+        return x_BMK @ w_BNK.mT.to(x_BMK.dtype)
+    return torch.stack([row_products(x, w) for x, w in zip(x_BMK, w_BNK, strict=True)])

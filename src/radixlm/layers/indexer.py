@@ -112,6 +112,8 @@ def index_scores(q_QHI: Tensor, weights_QH: Tensor, keys_NI: Tensor) -> Tensor:
     """A weighted sum over heads of relu(q . k): float32 [Q, N]."""
     heads, count = q_QHI.shape[1], keys_NI.shape[0]
     scores_QHN = row_products(q_QHI.float().flatten(0, 1), keys_NI).view(len(q_QHI), heads, count)
+    if not scores_QHN.is_cpu:
+        return (weights_QH[:, None] @ torch.relu(scores_QHN))[:, 0]
     scores_QHN = torch.relu(F.pad(scores_QHN, (0, -count % LANES)))
     total_QN = scores_QHN.new_zeros(scores_QHN.shape[0], scores_QHN.shape[2])
     for head in range(heads):  # one after the other, whatever the number of rows
