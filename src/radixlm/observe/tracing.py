@@ -85,6 +85,7 @@ class Tracer:
         self._queue: deque[Span] = deque()
         self._wake, self._is_closing = threading.Event(), False
         self._is_failing = False
+        self.level = 3  # 0: begin no traces; all others are alike
         self.num_dropped = self.num_exported = 0
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
@@ -110,6 +111,8 @@ class Tracer:
 
     def _is_sampled(self, span: Span, is_wanted: bool | None) -> bool:
         """By the sampler of OTEL_TRACES_SAMPLER. ``is_wanted``: by the parent, None without one."""
+        if not self.level:
+            return False
         if self._always:
             return is_wanted is not False
         api = require("opentelemetry.trace", "trace", "--enable-trace")

@@ -158,8 +158,10 @@ async def test_flush_is_refused_while_a_request_runs(server: ScriptedServer) -> 
 
 
 async def test_what_is_not_built_says_so(server: ScriptedServer) -> None:
-    got = await server.post("/set_trace_level")
-    assert got.status_code == 501 and "--enable-trace" in got.json()["error"]["message"]
+    got = await server.post("/v1/audio/speech")
+    assert got.status_code == 501 and "text-to-speech" in got.json()["error"]["message"]
+    got = await server.post("/set_trace_level", level=1)
+    assert got.status_code == 400 and "--enable-trace" in got.json()["error"]["message"]
 
 
 async def test_tokenize_and_back(server: ScriptedServer) -> None:

@@ -30,6 +30,9 @@ async def test_a_request_is_a_trace(toy_folder: Any) -> None:
             got = await made.client.post("/v1/chat/completions", json=body, headers=headers)
             assert got.status_code == 200
             await made.client.get("/health")
+            got = await made.client.get("/set_trace_level?level=0")
+            assert got.status_code == 200 and got.text == "success"
+            await made.client.post("/v1/chat/completions", json=body, headers=headers)
             made.state.extra(Tracer).close()
         (call,) = collector.wait_for("POST /v1/chat/completions")
         (sequence,) = collector.wait_for("chat tiny")

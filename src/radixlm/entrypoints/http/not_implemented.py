@@ -20,8 +20,6 @@ _IPC = (
     "/update_weights_from_tensor with tensor_handles, or /update_weights_from_distributed"
 )
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
-_TRACE = "traces are not implemented (--enable-trace)"
-_GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -29,7 +27,6 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/init_weights_send_group_for_remote_instance", _POST, _SEED),
     ("/send_weights_to_remote_instance", _POST, _SEED),
     ("/pd_role_switch", _POST, _PD),
-    ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),
     ("/v1/realtime", ("GET",), "live audio is not supported: POST /v1/audio/transcriptions"),
     ("/v1/moderations", _POST, "this server does not moderate"),

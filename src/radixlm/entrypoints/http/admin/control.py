@@ -17,6 +17,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, M, Rid, read
+from radixlm.observe.tracing import Tracer
 
 router = APIRouter(tags=["admin"])
 
@@ -63,6 +64,12 @@ class WeightsByName(Body):
 class WeightVersion(Body):
     new_version: Annotated[str, Field(min_length=1, max_length=1024)]
     abort_all_requests: bool = True
+
+
+class TraceLevel(Body):
+    """``level``: 0 for none."""
+
+    level: Annotated[int, Field(ge=0)]
 
 
 class OpenSession(Body):
@@ -179,6 +186,17 @@ async def freeze_gc(request: Request) -> Response:
     """Exclude all current objects from garbage collection (gc.freeze)."""
     await state_of(request).intake.control("freeze_gc")
     return PlainTextResponse("Garbage collection frozen.\n")
+
+
+@get_and_post("/set_trace_level", TraceLevel)
+async def set_trace_level(request: Request) -> Response:
+    """Begin no more traces (--enable-trace) at ``level`` 0, and again at any other."""
+    args = await read_args(request, TraceLevel)
+    tracer = state_of(request).extras.get(Tracer)
+    if tracer is None:
+        raise InvalidRequest("level: nothing is traced; start with --enable-trace", "level")
+    tracer.level = args.level
+    return PlainTextResponse("success")
 
 
 @get_and_post("/start_profile", StartProfile)

@@ -199,6 +199,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/stop_expert_distribution_record": {TEXT: STR},
     "/dump_expert_distribution_record": {TEXT: STR},
     "/freeze_gc": {TEXT: STR},
+    "/set_trace_level": {TEXT: STR},
     "/slow_down": {JSON: NULL},
     "/open_session": {JSON: STR},
     "/model_info": {JSON: MODEL_INFO},
