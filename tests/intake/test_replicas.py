@@ -137,7 +137,7 @@ async def test_a_stream_continues_elsewhere_and_late_messages_are_ignored() -> N
 
 async def test_deaths_and_held_requests_are_counted() -> None:
     two, metrics = Two(), Metrics({"model_name": "m"}, Buckets())
-    two.intake.observers = (MetricsObserver(metrics),)
+    two.intake.observers = (MetricsObserver(metrics, is_first=True),)
     two.ask("a"), two.ask("b")
     two.intake.lose_engine(None, 0)
     assert two.intake.num_held == 0, "the other engine has both"

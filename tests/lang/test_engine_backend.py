@@ -196,8 +196,8 @@ def test_generated_tokens_are_never_made_anew_of_their_text(engine: sgl.Engine) 
 
     @sgl.function
     def program(s: Any, number: int) -> None:
-        s += f"Text {number}: " + sgl.gen("a", max_tokens=12, regex="[a-z]{40}")
-        s += sgl.gen("b", max_tokens=2)
+        s += f"Text {number}: " + sgl.gen("a", max_tokens=12, regex="[a-z]{40}", seed=number + 90)
+        s += sgl.gen("b", max_tokens=2, seed=number + 90)
 
     encode, others = engine.tokenizer.encode, 0
     for number, is_stream in ((n, n % 2 == 1) for n in range(8)):

@@ -43,7 +43,8 @@ def head_products(q_HQC: Tensor, k_NKC: Tensor) -> Tensor:
     """Scores float32 [H, Q, N]; so many heads of q in turn have the same keys."""
     heads, kv_heads = q_HQC.shape[0], k_NKC.shape[1]
     rows = q_HQC.reshape(kv_heads, -1, q_HQC.shape[-1])
-    return _each_product(rows, k_NKC.transpose(0, 1)).view(heads, -1, k_NKC.shape[0]).float()
+    scores = _each_product(rows, k_NKC.transpose(0, 1))
+    return scores.view(heads, q_HQC.shape[1], k_NKC.shape[0]).float()
 
 
 def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = None) -> Tensor:
