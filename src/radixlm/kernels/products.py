@@ -18,7 +18,7 @@ LANES = 64  # rows of so many numbers leave no rest that torch would compute in 
 def row_products(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     """``x @ w.T``. On a CPU in float32, each number one chain of fused multiply-adds over ascending
     k: zeros before, in or behind it change nothing."""
-    if x_MK.device.type != "cpu" or not available or not len(x_MK) or not len(w_NK):
+    if not x_MK.is_cpu or not available or not len(x_MK) or not len(w_NK):
         return x_MK @ w_NK.T.to(x_MK.dtype)
     if len(w_NK) > 2 * len(x_MK):  # the same chains, and less is packed
         return _chains(w_NK, x_MK).T.contiguous()
@@ -60,6 +60,6 @@ def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = No
 
 
 def _each_product(x_BMK: Tensor, w_BNK: Tensor) -> Tensor:
-    if x_BMK.device.type != "cpu":
+    if not x_BMK.is_cpu or not available:
         return x_BMK @ w_BNK.mT.to(x_BMK.dtype)
     return torch.stack([row_products(x, w) for x, w in zip(x_BMK, w_BNK, strict=True)])

@@ -68,5 +68,5 @@ def _by_experts(x_TJI: Tensor, ids_TJ: Tensor, experts: Sequence[PackedLinear]) 
     out = x_TJI.new_empty(*ids_TJ.shape, experts[0].out_features)
     for expert in torch.unique(ids_TJ).tolist():
         rows = (ids_TJ == expert).nonzero(as_tuple=True)
-        out[rows] = experts[expert].run(x_TJI[rows]).to(out.dtype)
+        out[rows] = experts[expert].run(x_TJI[rows])
     return out

@@ -106,15 +106,25 @@ def _store(
         pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
 
 
-def _cut(batch: ForwardBatch, site: AttentionSite) -> Iterator[tuple[int, slice, int]]:
-    """The step's sequences, long ones in parts: (sequence, rows of T, tokens up to the last)."""
+def _sequences(batch: ForwardBatch) -> Iterator[tuple[int, slice, int]]:
+    """The step's sequences that have tokens: (sequence, rows of T, tokens up to the last)."""
     starts = batch.query_start_S1.tolist()
     for sequence, length in enumerate(batch.kv_len_S.tolist()):
-        start, end = starts[sequence], starts[sequence + 1]
-        step = max(1, MAX_SCORES // (site.heads * length)) if length else 1
-        for first in range(start, end, step):
-            last = min(first + step, end)
-            yield sequence, slice(first, last), length - (end - last)
+        rows = slice(starts[sequence], starts[sequence + 1])
+        if rows.start < rows.stop:
+            yield sequence, rows, length
+
+
+def _parts(rows: slice, length: int, heads: int) -> Iterator[tuple[slice, int]]:
+    """The rows of a sequence, many of them in parts, each with the tokens up to its last."""
+    step = max(1, MAX_SCORES // (heads * length))
+    for first in range(rows.start, rows.stop, step):
+        last = min(first + step, rows.stop)
+        yield slice(first, last), length - (rows.stop - last)
+
+
+def _positions(rows: slice, until: int, device: torch.device) -> Tensor:
+    return torch.arange(until - (rows.stop - rows.start), until, device=device)
 
 
 def _index_chunks(
@@ -122,23 +132,27 @@ def _index_chunks(
 ) -> Iterator[tuple[IndexChunk, Tensor]]:
     """Chunks and the pages of their tokens."""
     size, table_SP = batch.attn.pools[site.group].page_size, batch.page_table_GSP[site.group]
-    for sequence, rows, until in _cut(batch, site):
-        pages = table_SP[sequence, : -(-until // size)].long()
-        positions_Q = torch.arange(until - (rows.stop - rows.start), until)
-        yield IndexChunk(rows, positions_Q, sequence, reader.index(pages)[:until]), pages
+    for sequence, whole, length in _sequences(batch):
+        pages = table_SP[sequence, : -(-length // size)].long()
+        index_NKR = reader.index(pages)
+        for rows, until in _parts(whole, length, site.heads):
+            positions_Q = _positions(rows, until, index_NKR.device)
+            chunk = IndexChunk(rows, positions_Q, sequence, index_NKR[:until])
+            yield chunk, pages[: -(-until // size)]
 
 
 def query_chunks(batch: ForwardBatch, site: AttentionSite, q_THC: Tensor) -> Iterator[QueryChunk]:
     """The step's sequences, long ones split into chunks, keys and values as q."""
     pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
     width, dtype = q_THC.shape[2], q_THC.dtype
-    for sequence, rows, until in _cut(batch, site):
-        pages = table_SP[sequence, : -(-until // pool.page_size)].tolist()
+    for sequence, whole, length in _sequences(batch):
+        pages = table_SP[sequence, : -(-length // pool.page_size)].tolist()
         k, v = pool.read(site.layer, pages)
-        k = k[:until].to(dtype)
-        v = k[..., : site.v_dim] if v is None else v[:until].to(dtype)
-        positions_Q = torch.arange(until - (rows.stop - rows.start), until, device=k.device)
-        yield QueryChunk(rows, positions_Q, sequence, k[..., width:], k, v)
+        k = k[:length].to(dtype)
+        v = k[..., : site.v_dim] if v is None else v[:length].to(dtype)
+        for rows, until in _parts(whole, length, site.heads):
+            positions_Q, seen = _positions(rows, until, k.device), k[:until]
+            yield QueryChunk(rows, positions_Q, sequence, seen[..., width:], seen, v[:until])
 
 
 def attend_parts(

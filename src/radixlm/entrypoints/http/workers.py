@@ -197,7 +197,8 @@ class Fleet:
             return dict(os.environ)
         counts = self._replicas[0].supervisor.folder / "metrics"
         counts.mkdir(exist_ok=True)
-        return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(counts)}
+        name: str = load("radixlm.observe.metrics:SHARED_FOLDER")
+        return {**os.environ, name: str(counts)}
 
     def _send(self, process: asyncio.subprocess.Process, command: dict[str, Any]) -> None:
         if process.stdin is not None and not process.stdin.is_closing():

@@ -63,11 +63,14 @@ class ChosenAttention:
         reads_all_Q = (chosen_GQN | ~causal_QN).all(-1).all(0)
         begin = int(reads_all_Q.int().cumprod(0).sum())
         parts = [self._attend_all(q_QHC[:begin], pages, count - num + begin)] if begin else []
-        attend = self._attend_rows if self._shape.is_latent else self._attend_tiles
         step = max(1, MAX_COPIED // (int(chosen_GQN.sum(-1).max()) * self._shape.k_dim))
         for first in range(begin, num, step):
             rows = slice(first, first + step)
-            parts.append(attend(q_QHC[rows], pages, chosen_GQN[:, rows], positions_Q[rows]))
+            q, chosen = q_QHC[rows], chosen_GQN[:, rows]
+            if self._shape.is_latent:
+                parts.append(self._attend_rows(q, pages, chosen[0]))
+            else:
+                parts.append(self._attend_tiles(q, pages, chosen, positions_Q[rows]))
         return torch.cat(parts)
 
     def _attend_all(self, q_QHC: Tensor, pages: Tensor, count: int) -> Tensor:
@@ -102,14 +105,12 @@ class ChosenAttention:
         caches = self._k.view(short.k_shape(-1)), self._v.view(short.v_shape(-1))
         return self._attend(q, short, caches, table, kv_len).view(num, self._heads, -1)
 
-    def _attend_rows(
-        self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor, positions_Q: Tensor
-    ) -> Tensor:
+    def _attend_rows(self, q_QHC: Tensor, pages: Tensor, chosen_QN: Tensor) -> Tensor:
         """The tokens' rows are copied into a cache of their own, from a tile's begin on for each
         query."""
         shape, width = self._shape, self._width
-        query, tokens = chosen_GQN[0].nonzero(as_tuple=True)
-        counts_Q = chosen_GQN[0].sum(1)
+        query, tokens = chosen_QN.nonzero(as_tuple=True)
+        counts_Q = chosen_QN.sum(1)
         tiles_Q = -(-counts_Q // TILE)
         first_Q, num_tiles = tiles_Q.cumsum(0) - tiles_Q, int(tiles_Q.sum())
         at = torch.arange(len(tokens)) + (first_Q * TILE - counts_Q.cumsum(0) + counts_Q)[query]

@@ -40,17 +40,17 @@ def sigmoid(x: Tensor) -> Tensor:
     """``1 / (1 + exp(-x))``, a new contiguous tensor. On a CPU torch's own rounds an element
     differently near the end of a tensor, so that a token would depend on its batch; so do its silu
     and softplus."""
-    return torch.sigmoid(x) if x.is_cuda else (1 / (1 + torch.exp(-x.float()))).to(x.dtype)
+    return (1 / (1 + torch.exp(-x.float()))).to(x.dtype) if x.is_cpu else torch.sigmoid(x)
 
 
 def silu(x: Tensor) -> Tensor:
     """``x * sigmoid(x)``."""
-    return F.silu(x) if x.is_cuda else (x / (1 + torch.exp(-x.float()))).to(x.dtype)
+    return (x / (1 + torch.exp(-x.float()))).to(x.dtype) if x.is_cpu else F.silu(x)
 
 
 def softplus(x: Tensor) -> Tensor:
     """``log(1 + exp(x))``."""
-    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x))) if x.is_cpu else F.softplus(x)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
