@@ -111,6 +111,7 @@ class Dispatch:
         self.target = f"{call.path}?{call.query}" if call.query else call.path
         self.is_stream = is_stream(call)
         self.tried: list[Worker] = []
+        self._begun_s = time.monotonic()  # a wait before is no worker's
         added = [HEADER] if self.is_stream and shared.memory.limit else []
         if call.tenant:
             name = shared.options.fair_share_header.lower().encode()
@@ -272,7 +273,7 @@ class Dispatch:
     def left_s(self) -> float:
         """Seconds that the answer may still take."""
         limit_s = float(self.options.request_timeout_secs)
-        return max(self.call.arrival_s + limit_s - time.monotonic(), 0.001)
+        return max(self._begun_s + limit_s - time.monotonic(), 0.001)
 
     def charge(self, worker: Worker) -> int:
         """Count the call as load of ``worker``; its estimated tokens."""
@@ -317,17 +318,18 @@ class Dispatch:
         status, headers = exchange.status, dict(exchange.headers)
         self.metrics.upstream_response(status)
         kind = headers.get(b"content-type", b"")
-        if status == 200:
-            if kind.startswith(STREAMED) and b"content-encoding" not in headers:
-                await self._relay(exchange, worker)
-                return None
-            if kind.startswith(b"text/html") or self.client.has_begun:
-                self.gateway.health.reported(worker, "error")
-                message = f"{worker.url} answered {kind.decode('latin-1')!r}"
-                return told(502, message, "invalid_worker_answer", "backend_error")
-            if b"content-length" not in headers and not kind.startswith(b"application/json"):
-                await self._relay_raw(exchange, worker)
-                return None
+        is_good = status == 200
+        if is_good and kind.startswith(STREAMED) and b"content-encoding" not in headers:
+            await self._relay(exchange, worker)
+            return None
+        if (is_good and kind.startswith(b"text/html")) or (self.client.has_begun and status < 400):
+            self.gateway.health.reported(worker, "error")
+            message = f"{worker.url} answered {status} with {kind.decode('latin-1')!r}"
+            return told(502, message, "invalid_worker_answer", "backend_error")
+        is_json = kind.startswith(b"application/json")
+        if is_good and b"content-length" not in headers and not is_json:
+            await self._relay_raw(exchange, worker)
+            return None
         content = await exchange.read(MAX_ANSWER_BYTES)
         if status >= 400:
             return self._refused(worker, of_answer(status, exchange.headers, content))

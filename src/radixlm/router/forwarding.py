@@ -62,10 +62,10 @@ def to_worker(call: Call, added: Headers) -> Headers:
 
 
 def authorized(headers: Headers, worker: Worker) -> Headers:
-    """``headers`` with the worker's own key, where it has one."""
+    """``headers`` with the worker's own key in place of the client's, where it has one."""
     if worker.api_key is None:
         return headers
-    kept = [one for one in headers if one[0] != b"authorization"]
+    kept = [one for one in headers if one[0] not in (b"authorization", b"x-api-key")]
     return [*kept, (b"authorization", b"Bearer " + worker.api_key.encode())]
 
 

@@ -77,7 +77,7 @@ class Stream:
             self._client.on_pressure(exchange.pause, exchange.resume)  # start has resumed it
             await exchange.wait()
         except Cut:
-            if not self.last.endswith(b"data: [DONE]\n\n"):  # else nothing was lost
+            if not self.last.rstrip().endswith(b"data: [DONE]"):  # else nothing was lost
                 raise
         finally:
             worker.streams.discard(self)

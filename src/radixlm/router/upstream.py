@@ -512,7 +512,8 @@ class Upstream:
                     lambda: _Connection(origin, loop), origin.host, origin.port, ssl=origin.context
                 )
         except TimeoutError:
-            raise Unreachable(f"{origin.url}: no connection within {limit_s:g} s", True) from None
+            message = f"{origin.url}: no connection within {limit_s:g} s"
+            raise Unreachable(message, limit_s == timeout_s) from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 message = "no file descriptor is left for a connection to a worker: raise ulimit -n"
