@@ -171,11 +171,12 @@ async def test_models_and_infos(front: Front) -> None:
     assert (await front.ask("GET", "/get_model_info"))[0] == 503
     inner = {"internal_states": [{"api_key": "secret", "load": 1}]}  # as SGLang tells
     await front.add(A, served_model_name="x", api_key="secret", hf_token="t", max_tokens=5, **inner)
-    await front.add(B, served_model_name="y")
+    await front.add(B, served_model_name="org/y")
     listed = (await front.ask("GET", "/v1/models"))[1]
-    assert [one["id"] for one in listed["data"]] == ["x", "y"]
+    assert [one["id"] for one in listed["data"]] == ["x", "org/y"]
     assert listed["data"][0] == {"id": "x", "object": "model", "owned_by": "local"}
-    assert (await front.ask("GET", "/v1/models/y"))[1]["id"] == "y"
+    for name in ("org/y", "org%2Fy"):
+        assert (await front.ask("GET", f"/v1/models/{name}"))[1]["id"] == "org/y"
     assert (await front.ask("GET", "/v1/models/z"))[0] == 404
     assert (await front.ask("GET", "/get_model_info"))[1]["model_type"] == "llama"
     info = (await front.ask("GET", "/get_server_info"))[1]

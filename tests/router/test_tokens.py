@@ -161,10 +161,10 @@ async def test_tokenizer_routes(start_workers: StartWorkers) -> None:
     tokens_api.attach(front.gateway)
     async with front:
         assert (await post(front, "/v1/tokenizers", "GET")).json == {"tokenizers": []}
-        refused = await post(front, "/v1/tokenizers", name="m")
+        refused = await post(front, "/v1/tokenizers", name="org/m")
         assert refused.status == 400 and "source" in refused.json["error"]["message"]
-        lost = (await post(front, "/v1/tokenizers", name="m", source="/nowhere")).json["id"]
-        added = await post(front, "/v1/tokenizers", name="m", source=str(FOLDER))
+        lost = (await post(front, "/v1/tokenizers", name="org/m", source="/nowhere")).json["id"]
+        added = await post(front, "/v1/tokenizers", name="org/m", source=str(FOLDER))
         key = added.json["id"]
         assert added.status == 202
 
@@ -175,7 +175,7 @@ async def test_tokenizer_routes(start_workers: StartWorkers) -> None:
                     return str(found["status"])
 
         assert (await status(lost), await status(key)) == ("failed", "completed")
-        assert (await post(front, "/v1/tokenizers", name="m", source="x")).status == 409
+        assert (await post(front, "/v1/tokenizers", name="org/m", source="x")).status == 409
         ids = load_tokenizer(FOLDER).encode("a river")
         one = (await post(front, "/v1/tokenize", prompt="a river")).json
         assert one == {"tokens": ids, "count": len(ids), "char_count": 7}
@@ -187,10 +187,10 @@ async def test_tokenizer_routes(start_workers: StartWorkers) -> None:
         for bad in ([-1], ["a"], 3, [[1], 2], [1 << 40]):
             assert (await post(front, "/v1/detokenize", tokens=bad)).status == 400, bad
         assert (await post(front, "/v1/tokenize", prompt=[1])).status == 400
-        assert (await post(front, "/v1/tokenizers/m", "GET")).json["source"] == str(FOLDER)
-        assert (await post(front, "/v1/tokenizers/m", "DELETE")).json["success"]
-        assert (await post(front, "/v1/tokenizers/m", "GET")).status == 404
-        assert (await post(front, "/v1/tokenizers/m", "DELETE")).status == 404
+        assert (await post(front, "/v1/tokenizers/org%2Fm", "GET")).json["source"] == str(FOLDER)
+        assert (await post(front, "/v1/tokenizers/org%2Fm", "DELETE")).json["success"]
+        assert (await post(front, "/v1/tokenizers/org%2Fm", "GET")).status == 404
+        assert (await post(front, "/v1/tokenizers/org%2Fm", "DELETE")).status == 404
 
 
 def test_prompts_are_int32() -> None:

@@ -43,7 +43,7 @@ def attach(gateway: Gateway) -> None:
         add("GET", path, admin.ready, "open")
     add("GET", "/health_generate", admin.health_generate, "open")
     add("GET", "/v1/models", admin.models, "open")
-    add("GET", "/v1/models/{model}", admin.model, "open")
+    add("GET", "/v1/models/{model:path}", admin.model, "open")
     for path in ("/get_model_info", "/model_info"):
         add("GET", path, admin.model_info, "open")
     for path in ("/get_server_info", "/server_info"):

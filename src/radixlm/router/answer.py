@@ -34,7 +34,8 @@ class Route(Record):
 
 
 class Routes:
-    """Method and path -> handler. Segments in braces match one segment: "/workers/{id}"."""
+    """Method and path -> handler. A name in braces matches one segment, "/workers/{id}", or with
+    ":path" any number of them, "/v1/models/{model:path}"."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[str, str], Route] = {}
@@ -43,12 +44,13 @@ class Routes:
 
     def add(self, method: str, path: str, handler: Handler, access: Access = "admin") -> None:
         """Serve ``method path`` by ``handler``."""
-        route = Route(handler, access, path)
+        route = Route(handler, access, path.replace(":path}", "}"))
         if "{" not in path:
             self._exact[method, path] = route
             self._paths.add(path)
             return
         pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+        pattern = re.sub(r"\\{(\w+):path\\}", r"(?P<\1>.+)", pattern)
         self._patterns.append((method, re.compile(pattern), route))
 
     def find(self, call: Call) -> Route | None:

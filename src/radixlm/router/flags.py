@@ -193,7 +193,9 @@ class Limits(Discovery):
     rate_limit_tokens_per_second: Annotated[
         int | None, "Requests a second that may begin.", _FROM_0
     ] = None
-    request_timeout_secs: Annotated[int, "Seconds that an answer may take, without the wait in the queue.", _COUNT] = 1800
+    request_timeout_secs: Annotated[
+        int, "Seconds that an answer may take, without the wait in the queue.", _COUNT
+    ] = 1800
     shutdown_grace_period_secs: Annotated[
         int, "Seconds that running requests have after SIGTERM.", _FROM_0
     ] = 180

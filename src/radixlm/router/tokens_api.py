@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from radixlm.base.errors import InvalidRequest, RadixError, TransferError
 from radixlm.router.answer import Answer, error_answer, json_answer
@@ -135,7 +136,8 @@ class TokensApi:
         return list(self._tokens.by_name.values())
 
     def _find(self, name: str) -> GatewayTokenizer | None:
-        return next((one for one in self._all() if name in (one.id, one.name)), None)
+        wanted = unquote(name)
+        return next((one for one in self._all() if wanted in (one.id, one.name)), None)
 
 
 def _card(one: GatewayTokenizer) -> dict[str, Any]:

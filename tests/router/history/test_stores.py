@@ -117,6 +117,10 @@ def test_entries_in_redis_expire() -> None:
     store.put("items:conv_a", "item_1", b"b")
     lives_s = [client.ttl(name) for name in client.keys("*") if not name.endswith(b"place")]
     assert len(lives_s) == 2 and all(29 * 86400 < life_s <= 30 * 86400 for life_s in lives_s)
+    store.put("conversation", "conv_a", b"c")
+    client.expire("radixlm:history:conversation:conv_a", 60)
+    store.put("items:conv_a", "item_2", b"d")
+    assert client.ttl("radixlm:history:conversation:conv_a") > 29 * 86400
     forever = RedisStore("", 4, -1, client)
     forever.put("response", "resp_2", b"a")
     assert client.ttl("radixlm:history:response:resp_2") == -1

@@ -333,8 +333,9 @@ async def test_a_response_of_the_background_is_asked_of_its_worker(bench: Bench)
     response = {"id": "resp_1", "object": "response", "background": True, "output": []}
     bench.fetched[path] = response | {"status": "in_progress"}
     assert (await bench.ask("GET", path))["status"] == "in_progress"
-    bench.fetched[path] = TransferError("it is busy")
-    assert (await bench.ask("GET", path))["status"] == "queued"
+    for odd in (TransferError("it is busy"), ["odd"], {"status": "completed"}):
+        bench.fetched[path] = odd
+        assert (await bench.ask("GET", path))["status"] == "queued"
     answer = {"type": "message", "role": "assistant", "content": "done"}
     bench.fetched[path] = response | {"status": "completed", "output": [answer]}
     found = await bench.ask("GET", path)

@@ -65,17 +65,23 @@ class HistoryRoutes:
         path = f"/v1/responses/{kept['response']['id']}"
         answer = await self._ask(self._named(kept["worker"]), "GET", path, call)
         if answer is not None and answer.status == 200:
-            await self._refresh(kept, orjson.loads(answer.body))
+            await self._refresh(kept, answer.body)
         elif self._named(kept["worker"]) is None or (answer is not None and answer.status == 404):
             message = "the worker that computed this response is gone"
             failed = {"status": "failed", "error": {"code": "server_error", "message": message}}
-            await self._refresh(kept, kept["response"] | failed)
+            await self._refresh(kept, orjson.dumps(kept["response"] | failed))
         return kept
 
-    async def _refresh(self, kept: dict[str, Any], response: Item) -> None:
-        """Take over what has become of a response of the background."""
+    async def _refresh(self, kept: dict[str, Any], body: bytes) -> None:
+        """Take over what has become of a response of the background, unless ``body`` is none."""
         assert self.history is not None
         before = kept["response"]
+        try:
+            response = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(response, dict) or response.get("id") != before["id"]:
+            return
         resolved = {n: before[n] for n in ("conversation", "previous_response_id") if n in before}
         kept["response"] = response | resolved
         if response.get("status") not in FINAL:
@@ -115,7 +121,7 @@ class HistoryRoutes:
             answer = await self._forward(call, self._named(kept["worker"]))
             if answer.status != 200 or not isinstance(answer.body, bytes):
                 return answer
-            await self._refresh(kept, orjson.loads(answer.body))
+            await self._refresh(kept, answer.body)
         return json_answer(kept["response"])
 
     async def input_items(self, call: Call) -> Answer:

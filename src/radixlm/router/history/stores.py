@@ -133,8 +133,9 @@ class RedisStore:
         before = self._ask("hget", name, key)
         place = before[:8] if before else int(self._ask("incr", _PREFIX + "place")).to_bytes(8)
         self._ask("hset", name, key, place + value)
-        if self._keep_s:
-            self._ask("expire", name, self._keep_s)
+        if self._keep_s:  # a conversation lives as long as its last item
+            for one in (name, f"{_PREFIX}conversation:{kind.partition(':')[2]}"):
+                self._ask("expire", one, self._keep_s)
 
     def get(self, kind: str, key: str) -> bytes | None:
         if ":" not in kind:
