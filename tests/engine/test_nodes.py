@@ -159,6 +159,50 @@ def test_a_rank_that_is_killed_is_reported_with_its_signal(
     assert lost.wait() == ("rank 1 ended with SIGKILL", -signal.SIGKILL)
 
 
+def test_a_rank_whose_waiting_process_was_killed_is_reported(
+    make_hub: Callable[..., Hub], run: Callable[..., Running]
+) -> None:
+    hub = make_hub()
+    running = run(hub)
+    hub.wait()
+    waiting = node_agent.RankProcess(COMMAND)
+    waiting.kill()
+    waiting._ended.result(60)
+    running.agent._ready_made.append(waiting)
+    lost = Lost()
+    hub.start({1: [{"rank": 1, "options": {}}]}, lost)
+    assert lost.wait() == ("rank 1 ended with SIGKILL", -signal.SIGKILL)
+
+
+def test_a_node_without_room_for_a_process_reports_it_and_lives(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = make_hub()
+    run(hub)
+    hub.wait()
+
+    def refuse(command: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    lost = Lost()
+    with monkeypatch.context() as patch:
+        patch.setattr(node_agent, "RankProcess", refuse)
+        hub.start({1: [{"rank": 1, "options": {}}]}, lost)
+        assert lost.wait() == ("rank 1 ended with exit code 1", 1)
+        hub.close()
+    second = Hub(hub.address, SECRET, FACTS, 2, 60.0)
+    try:
+        assert second.wait() == {1: FACTS}
+    finally:
+        second.close()
+
+
+def test_a_node_that_is_gone_before_the_start_is_lost(make_hub: Callable[..., Hub]) -> None:
+    hub, lost = make_hub(), Lost()
+    hub.start({1: []}, lost)
+    assert lost.wait() == ("node 1 is gone", 1)
+
+
 def test_a_new_node_0_gets_the_node_back_and_the_old_ranks_end(
     make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
 ) -> None:

@@ -68,7 +68,8 @@ class RankProcess(EngineProcess):
     def start(self, startup: dict[str, Any], segment: int, generation: str) -> None:
         """Send the startup config, the replica's generation, and the descriptor of the memory that
         it shares with others."""
-        socket.send_fds(self.socket, [generation.encode()], [segment])
+        with suppress(OSError):  # it may have ended
+            socket.send_fds(self.socket, [generation.encode()], [segment])
         self.send_config({**startup, "socket": self._number, "parent": os.getpid()})
 
     def drop(self, wait_s: float = 0.0) -> int:
@@ -216,13 +217,18 @@ class NodeAgent:
     def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
         self._end_ranks()
         segment = os.memfd_create("radixlm", os.MFD_CLOEXEC)  # what the ranks of this node share
-        for startup in startups:
-            process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
-            self.ranks[int(startup["rank"])] = process
-            startup = {**startup, "options": {**startup["options"], **self._options}}
-            process.start(startup, segment, self._generation)
-            log.info("started rank %d, process %d", startup["rank"], process.pid)
-        os.close(segment)
+        try:
+            for startup in startups:
+                process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
+                self.ranks[int(startup["rank"])] = process
+                startup = {**startup, "options": {**startup["options"], **self._options}}
+                process.start(startup, segment, self._generation)
+                log.info("started rank %d, process %d", startup["rank"], process.pid)
+        except OSError as error:  # no room for a process: node 0 starts another replica
+            log.error("rank %d cannot be started: %s", startup["rank"], error)
+            self._send(RankEnded(self._generation, int(startup["rank"]), 1))
+        finally:
+            os.close(segment)
 
     def _relay(self, rank: int) -> None:
         """Pass on one message of a rank, or report its end: it closes its socket with that."""
@@ -241,8 +247,9 @@ class NodeAgent:
         count = len(self.ranks) + len(self._ready_made)
         self._end_ranks()
         self._generation = ""
-        while len(self._ready_made) < count:
-            self._ready_made.append(RankProcess(self._command))
+        with suppress(OSError):  # no room: they are made when they are needed
+            while len(self._ready_made) < count:
+                self._ready_made.append(RankProcess(self._command))
 
     def _end_ranks(self, wait_s: float = 0.0) -> None:
         for process in self.ranks.values():

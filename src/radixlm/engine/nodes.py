@@ -112,6 +112,8 @@ class Hub:
         """Start the ranks of each node. ``on_lost`` gets the reason of the first loss, and the
         status of a rank that ended or 1, in the hub's thread."""
         with self._changed:
+            for node in startups.keys() - self.members.keys():  # since ``wait``
+                self._lose(f"node {node} is gone")
             self._on_lost = on_lost
             for node, configs in startups.items():
                 for config in configs:
