@@ -33,8 +33,6 @@ DATA_ROUTES = (
     "/v1/embeddings",
     "/v1/classify",
     "/v1/score",
-    "/score",
-    "/pooling",
     "/v1/rerank",
     "/v2/rerank",
     "/reranking",
@@ -55,8 +53,6 @@ DATA_ROUTES = (
     "/apply-template",
     "/v2/embed",
     "/v1/chat/completions/batch",
-    "/v1/chat/completions/render",
-    "/v1/completions/render",
 )
 """Paths of POST."""
 

@@ -35,7 +35,7 @@ class CallTrace:
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self.span = tracer, span
-        self._open: dict[str, Span] = {}
+        self._open: dict[str, Span] = {}  # by the worker's name
         self._tries: list[Span] = []
 
     def told(self, worker: Worker, headers: Headers) -> Headers:
@@ -46,17 +46,17 @@ class CallTrace:
             is_beside = self._tries[-1] in self._open.values()
             span.links.append((self._tries[-1], "beside" if is_beside else "after"))
         self._tries.append(span)
-        self._open[worker.url] = span
+        self._open[worker.name] = span
         return [pair for pair in headers if pair[0] not in _OWN] + span.headers
 
     def failed(self, worker: Worker, message: str) -> None:
         """The worker gave no whole answer."""
-        if worker.url in self._open:
-            self._open[worker.url].error = message
+        if worker.name in self._open:
+            self._open[worker.name].error = message
 
     def left(self, worker: Worker, status: int) -> None:
         """A try is over. ``status``: of its answer, 0 without one."""
-        span = self._open.pop(worker.url, None)
+        span = self._open.pop(worker.name, None)
         if span is None:
             return
         if status:

@@ -179,7 +179,10 @@ def test_rates_are_learned_from_the_times_to_the_first_event(clock: Clock) -> No
     assert not world.policy._sent
     newcomer = Worker("http://new:1")
     assert world.policy._pace(newcomer).rate == pace.rate
+    call = world.call([1])
+    world.policy.choose(call, world.workers)
     world.policy.left(worker)
+    world.policy.ended(call, worker, cached_tokens=0)
     assert worker.id not in world.policy._paces
 
 

@@ -217,6 +217,14 @@ class TestManual:
         one.num_inflight = 1
         assert policy.choose(ask(x_smg_routing_key="k"), workers) is two
 
+    def test_workers_that_left_are_not_counted(self) -> None:
+        policy = Manual("min_group", 100)
+        for start in range(5):
+            workers = pool(policy, 1, start)
+            policy.choose(ask(x_smg_routing_key="k"), workers)
+            policy.left(workers[0])
+        assert not policy._num_keys
+
     def test_idle_keys_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = SimpleNamespace(monotonic=lambda: now.s, s=0.0)
         monkeypatch.setattr("radixlm.router.policies.manual.time", now)

@@ -99,9 +99,10 @@ class LeastWork(Policy):
 
     def ended(self, call: Call, worker: Worker, *, cached_tokens: int | None) -> None:
         sent = self._sent.pop(call.request_id, None)
-        if sent is None or sent.worker is not worker:
+        pace = self._paces.get(worker.id)
+        if sent is None or sent.worker is not worker or pace is None:
             return
-        pace, now_s = self._pace(worker), time.monotonic()
+        now_s = time.monotonic()
         if call.first_s:
             if sent.is_alone and sent.num_computed >= MIN_SAMPLE:
                 spent_s = max(1e-3, call.first_s - sent.sent_s)

@@ -70,7 +70,7 @@ class Manual(Policy):
         session.candidates.append(worker.id)
         self._num_keys[worker.id] += 1
         if len(session.candidates) > MAX_CANDIDATES:
-            self._num_keys[session.candidates.pop(0)] -= 1
+            self._give_back(session.candidates.pop(0))
         if len(self._sessions) > MAX_KEYS:
             self._drop_oldest()
         return worker
@@ -88,8 +88,12 @@ class Manual(Policy):
     def _drop_oldest(self) -> None:
         _, session = self._sessions.popitem(last=False)
         for candidate in session.candidates:
-            if candidate in self._num_keys:
-                self._num_keys[candidate] -= 1
+            self._give_back(candidate)
+
+    def _give_back(self, worker_id: str) -> None:
+        """A worker, which may be gone, has one key less."""
+        if worker_id in self._num_keys:
+            self._num_keys[worker_id] -= 1
 
     def _assign(self, workers: Sequence[Worker]) -> Worker:
         match self._assignment:
