@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from tests.fakes.thread_groups import thread_groups, thread_ranks
 
 from radixlm.base.errors import RankLost
-from radixlm.distributed.groups import ALONE, SOLO, Group, thread_groups, thread_ranks
+from radixlm.distributed.groups import ALONE, SOLO, Group
 from radixlm.distributed.topology import Topology, bounds
 
 T = TypeVar("T")

@@ -54,7 +54,6 @@ class Proxy:
             self.worker.url, "POST", call.path, headers, call.body, timeout_s=20
         )
         client.on_pressure(exchange.pause, exchange.resume)
-        client.on_leave(exchange.close)
         client.begin(exchange.status, [h for h in exchange.headers if h[0] not in HOP_BY_HOP])
         exchange.start(client.write)
         await exchange.wait()

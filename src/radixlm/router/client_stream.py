@@ -25,7 +25,6 @@ class ClientStream:
     _is_chunked = False
     _head = b""  # not yet written: it goes with the first bytes of the body
     _left: int | None = None  # bytes of the body that are promised
-    _on_leave: tuple[Callable[[], None], ...] = ()
     _pause: Callable[[], None] | None = None
     _resume: Callable[[], None] | None = None
     has_begun = has_ended = is_gone = False
@@ -100,7 +99,6 @@ class ClientStream:
         self.has_ended = True
         if self._pause is not None:
             self._pause = self._resume = None
-        self._on_leave = ()
         if connection is None:
             return
         last = b"0\r\n\r\n" if self._has_body and self._is_chunked else b""
@@ -124,14 +122,6 @@ class ClientStream:
             self._connection.transport.abort()
             self.has_ended = True
 
-    def on_leave(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once if the client leaves before the end; what serves the call is
-        cancelled after."""
-        if self.is_gone:
-            callback()
-        else:
-            self._on_leave += (callback,)
-
     def on_pressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         """Call ``pause`` when the client reads too slowly, ``resume`` when it has caught up."""
         self._pause, self._resume = pause, resume
@@ -141,12 +131,9 @@ class ClientStream:
     # of the connection
 
     def left(self) -> None:
-        """The client is gone."""
+        """The client is gone; what serves the call is cancelled after."""
         self._connection = None
         self.is_gone = True
-        callbacks, self._on_leave = self._on_leave, ()
-        for callback in callbacks:
-            callback()
 
     def pressed(self, is_full: bool) -> None:
         """The connection's buffer is full, or has room again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -36,7 +35,6 @@ class GatewayTokenizer:
         if not Path(folder).is_dir():
             raise ConfigError(f"tokenizer {folder!r} is no folder on this machine")
         self.id, self.name, self.source = str(uuid.uuid4()), name, folder
-        self.created_s = time.time()
         self.tokenizer: Tokenizer = load_tokenizer(folder)
         self.template: ChatTemplate = load_chat_template(self.tokenizer, chat_template, folder)
         has_clock = self.template.mentions("strftime_now")  # two machines' clocks differ
