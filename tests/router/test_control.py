@@ -232,6 +232,8 @@ async def test_a_request_for_all_answers_as_one_worker_does(front: Front) -> Non
     front.servers.down(B)
     status, said = await front.ask("POST", "/load_lora_adapter", body)
     assert status == 503 and B in said["error"]["message"]
+    front.servers.answers[A, "/abort_request"] = {}
+    assert await front.ask("POST", "/abort_request", {"rid": "1"}) == (200, {})
 
 
 async def test_texts_are_parsed(front: Front) -> None:

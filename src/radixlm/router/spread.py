@@ -113,12 +113,16 @@ class Spread:
 
     async def on_all(self, call: Call) -> Answer:
         """The same request to all workers: the first answer where all are good, else the first
-        that is not, with the worker's url before its message."""
+        that is not, with the worker's url before its message. An abort is not for workers that
+        do not answer."""
         target = call.path + (f"?{call.query}" if call.query else "")
-        asked = await self._ask(call, "POST", target, _WORK_S, call.body)
+        is_abort = call.path == "/abort_request"
+        asked = await self._ask(call, "POST", target, _ASK_S if is_abort else _WORK_S, call.body)
         if not asked:
             raise Overloaded("no worker is ready", retry_after_s=1)
-        if call.path != "/abort_request":  # weights, adapters or the like are others now
+        if is_abort:
+            asked = [one for one in asked if one[1]] or asked
+        else:  # weights, adapters or the like are others now
             for one, _, _ in asked:
                 self.registry.spawn(self.registry.learn(one))
         bad = [one for one in asked if not 200 <= one[1] < 300]
