@@ -135,6 +135,20 @@ def test_each_rank_gets_its_part_as_chunks_are_computed(sources: int, targets: i
             assert _get(incoming, target)[0] == len(KEYS)
 
 
+def test_connections_to_a_peer_that_is_gone_end_with_the_next_new_one() -> None:
+    """They hold its shared memory."""
+    with _tiers() as (outgoing, incoming), _tiers() as (others, other):
+        first, second = outgoing[0].server.port, others[0].server.port
+        for source in (*outgoing, *others):
+            _put(source, _manifest(), 0, len(KEYS))
+        assert _get(incoming, _manifest())[0] == len(KEYS)
+        assert [address.port for address in incoming._idle] == [first]
+        outgoing[0].close()
+        incoming._directory = other._directory
+        assert _get(incoming, _manifest())[0] == len(KEYS)
+        assert [address.port for address in incoming._idle] == [second]
+
+
 def test_a_request_without_a_hint_is_computed_here() -> None:
     with _tiers() as (_, incoming):
         assert incoming.contains(KEYS) == 0

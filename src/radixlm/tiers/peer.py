@@ -211,6 +211,17 @@ class Incoming:
         for client in clients:
             client.close()
 
+    def _drop_dead(self) -> None:
+        """Close what is idle where peers are gone and nobody asks any more."""
+        with self._lock:
+            clients = [one for known in self._idle.values() for one in known if not one.is_open]
+            for address, known in list(self._idle.items()):
+                self._idle[address] = [one for one in known if one not in clients]
+                if not self._idle[address]:
+                    del self._idle[address]
+        for client in clients:
+            client.close()
+
     # ---- one peer --------------------------------------------------------------------------------
 
     def _is_good(self, peer: tuple[str, int]) -> bool:
@@ -336,6 +347,7 @@ class Incoming:
             if client.is_open:
                 return client
             client.close()
+        self._drop_dead()
         options = self._options
         client = TransferClient(
             address,
