@@ -179,7 +179,9 @@ def test_each_server_has_a_port_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPa
 
 def test_a_server_serves_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[Any, frozenset[str]]] = []
+    bound: list[str] = []
     monkeypatch.setattr(os, "setpgrp", lambda: None)
+    monkeypatch.setattr(servers, "die_with_parent", lambda: bound.append("to the gateway"))
     monkeypatch.setenv("SGLANG_DP_RANK", "")
     monkeypatch.setattr(
         "radixlm.entrypoints.serve.serve", lambda config, given: served.append((config, given))
@@ -187,4 +189,17 @@ def test_a_server_serves_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> N
     servers.run_server(ServerArgs(port=7, page_size=16), 3)
     ((config, given),) = served
     assert (config.serve.port, config.memory.page_size, given) == (7, 16, {"port", "page_size"})
-    assert os.environ["SGLANG_DP_RANK"] == "3"
+    assert os.environ["SGLANG_DP_RANK"] == "3" and bound
+
+
+def test_servers_end_where_one_more_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, ended = [Mock()], list[Any]()
+    monkeypatch.setattr(
+        servers, "launch_server_process", Mock(side_effect=[*started, OSError("no room")])
+    )
+    monkeypatch.setattr(servers.mp, "set_start_method", lambda *_, **__: None)
+    monkeypatch.setattr(servers, "set_up_logging", lambda *_: None)
+    monkeypatch.setattr(servers, "cleanup_processes", ended.extend)
+    with pytest.raises(OSError, match="no room"):
+        servers.main(["--launch-servers", "2", "--router-dp-worker-base-port", "46000"])
+    assert ended == started

@@ -25,6 +25,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.base.record import replace
 from radixlm.config.parser import OptionParser, argument_error, build_parser, collect
 from radixlm.config.server_args import ServerArgs
+from radixlm.engine.startup import check_parent, die_with_parent
 from radixlm.router import launch
 from radixlm.router.logs import set_up
 from radixlm.router.options import Options, add_arguments, read, table
@@ -47,8 +48,10 @@ def main(argv: Sequence[str]) -> int:
     ports = find_available_ports(options.dp_worker_base_port, num_servers)
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for port in ports)
-    processes = [launch_server_process(server, port, i) for i, port in enumerate(ports)]
+    processes: list[mp.Process] = []
     try:
+        for i, port in enumerate(ports):
+            processes.append(launch_server_process(server, port, i))
         return launch.run(replace(options, worker_urls=urls), began_s)
     finally:
         cleanup_processes(processes)
@@ -79,8 +82,12 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerArgs, int]:
 
 
 def run_server(server_args: Any, dp_rank: int) -> None:
-    """A server, in a process group of its own: Ctrl-C reaches the gateway alone, which ends it."""
+    """A server, in a process group of its own: Ctrl-C reaches the gateway alone, which ends it.
+    Where the gateway is killed, the kernel ends it."""
     os.setpgrp()
+    die_with_parent()
+    if (gateway := mp.parent_process()) is not None:
+        check_parent(gateway.pid or 0)
     os.environ["SGLANG_DP_RANK"] = str(dp_rank)
     given = server_args.given()
     config = load("radixlm.config.server_config:ServerConfig").from_kwargs(**given)
