@@ -22,6 +22,10 @@ class MetaInfo(TypedDict):
     output_top_logprobs: NotRequired[list[Any]]
     hidden_states: NotRequired[list[Any]]
     lora_name: NotRequired[str]
+    reasoning_tokens: NotRequired[int]
+    output_token_sampling_mask: NotRequired[list[list[int]]]
+    output_token_sampling_logprobs: NotRequired[list[float]]
+    output_token_sampling_mask_length: NotRequired[int]
 
 
 class Generation(TypedDict):
@@ -29,6 +33,7 @@ class Generation(TypedDict):
 
     text: str
     output_ids: list[int]
+    prompt_token_ids: NotRequired[list[int]]
     meta_info: MetaInfo
 
 

@@ -32,6 +32,7 @@ from radixlm.entrypoints.native.request import Batch, default_sampling, read_gen
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
+from radixlm.entrypoints.reasoning import apply_reasoning, needs_parser
 from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
 
@@ -251,6 +252,9 @@ class Engine(EngineWeights, EngineDebug):
             body["sampling_params"] = sampling_params
         batch = read_generate(body, self._defaults)
         batch.read_media(self._media)
+        for request in batch.requests:
+            if needs_parser(request):
+                apply_reasoning(request, self._route_calls().state.reasoning_format)
         return batch
 
     def _builder(self, batch: Batch) -> ResponseBuilder:

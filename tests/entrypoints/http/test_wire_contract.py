@@ -297,6 +297,7 @@ ROWS = [
         return_token_ids=True,
         return_meta_info=True,
         custom_labels={"a": "b"},
+        session_id="s",
     ),
     chat(
         "request_extensions", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=1
@@ -349,7 +350,6 @@ ROWS = [
         for name, value in {
             "watermark": {"a": 1},
             "return_routed_experts": True,
-            "session_id": "s",
             "images_config": {"a": 1},
         }.items()
     ),
