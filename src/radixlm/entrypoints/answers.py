@@ -1,5 +1,6 @@
 """Types of what ``radixlm.Engine`` returns. At run time they are plain dicts."""
 
+from collections.abc import Iterable
 from typing import Any, NotRequired, TypedDict
 
 
@@ -37,9 +38,26 @@ class Generation(TypedDict):
     meta_info: MetaInfo
 
 
+class ScoreResult(list[list[float]]):
+    """What ``score`` returns: for each item its scores, also as ``scores`` (SGLang's name).
+    ``pooled_hidden_states``: of each item, where they were asked for."""
+
+    def __init__(
+        self, scores: Iterable[list[float]], prompt_tokens: int, hidden: list[Any] | None
+    ) -> None:
+        super().__init__(scores)
+        self.prompt_tokens, self.pooled_hidden_states = prompt_tokens, hidden
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """The list itself."""
+        return self
+
+
 class Encoding(TypedDict):
     """One answer of ``encode``: the vector, or the score or scores of a reward model, a classifier
     or a cross-encoder."""
 
     embedding: Any
     meta_info: dict[str, Any]
+    pooled_hidden_state: NotRequired[list[float]]

@@ -6,8 +6,9 @@ and docs/api.md are made of them.
 
 The APIs: ``generate`` and its ``sampling_params``; OpenAI's ``completions``, ``chat`` ("openai" is
 both) and ``responses``; Anthropic's ``messages`` and ``count_tokens``; ``ollama`` and its
-``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``speech`` (the form of a
-transcription); ``checkpoint`` (generation_config.json, which holds defaults).
+``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``embeddings``;
+``score``; ``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
+holds defaults).
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ FIELDS: tuple[Field, ...] = (
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool | Literal["last"], "generate openai"),
-        ("extra_key", str, "generate openai"),
-        ("cache_salt", str, "generate openai"),
+        ("extra_key", str, "generate openai responses"),
+        ("cache_salt", str, "generate openai responses"),
         # the first and the last tokens that a stream sees, which may go on for ever
         ("streaming_window", Annotated[int, Meta(ge=0, le=1 << 30)], "generate openai"),
         ("streaming_sinks", Annotated[int, Meta(ge=1, le=1 << 30)], "generate openai"),
@@ -226,6 +227,11 @@ FIELDS: tuple[Field, ...] = (
         "need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
         "multi_item_delimiter_indices token_indices_to_pool kv_hints "
         "return_flat_raw_top_logprobs http_worker_ipc",
+    ),
+    *_unsupported(
+        "encode embeddings score",
+        "vectors in the place of tokens are not supported: /generate takes input_embeds",
+        "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
     ),
     # of vLLM and llama.cpp
     *_unsupported(

@@ -39,10 +39,11 @@ class LogprobParams(msgspec.Struct, frozen=True):
 class PoolingParams(msgspec.Struct, frozen=True):
     """The request wants a vector or scores, and no tokens. ``first_len``: tokens of the first text
     of a pair (0: there is one text). ``is_whole``: all positions are pooled, so that none may come
-    from the prefix cache."""
+    from the prefix cache. ``with_hidden``: what the head got follows what it gave."""
 
     first_len: int = 0
     is_whole: bool = True
+    with_hidden: bool = False
 
 
 NEVER = 1 << 30

@@ -139,6 +139,10 @@ ROWS = [
         for v in ("", "/v1")
     ),
     Row("tokenize", "POST /tokenize", {"messages": USER}, has={"max_model_len": 2048}),
+    *(
+        Row("tokenize", "POST /tokenize", {"messages": USER, "reasoning_effort": effort}, status)
+        for effort, status in (("none", 200), (0.5, 200), ("much", REFUSED))
+    ),
     Row("tokenize", "POST /detokenize", {"tokens": [5]}, has={"text": ...}),
     Row("tokenize", "POST /v1/detokenize", {"tokens": [5]}, has={"text": ...}),
     *(Row("ollama", f"{m} /") for m in ("GET", "HEAD")),
