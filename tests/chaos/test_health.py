@@ -106,7 +106,7 @@ async def test_the_request_log_has_the_configured_detail(
     assert ("0.25" in shown) == (level >= 1)
     assert ("BEGIN" in shown) == (level >= 2)
     assert ("MIDDLE" in shown) == (level >= 3)
-    assert "reason length" in shown or "reason stop" in shown
+    assert "'finish_reason': {'type': 'length'" in shown or "{'type': 'stop'" in shown
 
 
 async def test_ids_of_requests_come_back(server: ScriptedServer) -> None:

@@ -10,7 +10,12 @@ import psutil
 import pytest
 
 from radixlm.engine import process
-from radixlm.engine.process import EngineProcess, prestart_engines, take_engine_process
+from radixlm.engine.process import (
+    EngineProcess,
+    prestart_engines,
+    running_pids,
+    take_engine_process,
+)
 
 ECHO = "import json, sys; sys.exit(json.load(sys.stdin)['end'])"
 
@@ -51,6 +56,13 @@ async def test_a_configuration_for_a_dead_process_is_ignored() -> None:
     dead.kill()
     assert await dead.wait() < 0
     dead.send_config({"end": 0})
+
+
+async def test_running_processes_are_listed() -> None:
+    process = EngineProcess()
+    assert process.pid in running_pids()
+    process.drop()
+    assert process.pid not in running_pids()
 
 
 async def test_an_unused_process_ends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -53,7 +54,8 @@ def test_calls_after_shutdown_say_so() -> None:
     engine.shutdown()
     engine.shutdown()
     calls = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
-    calls = {name: call for name, call in calls.items() if callable(call) and name != "shutdown"}
+    without_engine = ("shutdown", "get_all_child_pids")
+    calls = {n: call for n, call in calls.items() if callable(call) and n not in without_engine}
     assert len(calls) > 25 and ARGUMENTS.keys() < calls.keys()
     for name, call in calls.items():
         arguments = ARGUMENTS.get(name.removeprefix("async_"), ())
@@ -73,7 +75,7 @@ def test_chat_is_generate_of_the_rendered_conversation() -> None:
         plain = engine.generate(
             input_ids=ids, sampling_params={"max_new_tokens": 8, "temperature": 0.0}
         )
-        assert set(plain) == set(Generation.__annotations__)
+        assert set(plain) == Generation.__required_keys__
         assert MetaInfo.__required_keys__ < set(plain["meta_info"]) <= set(MetaInfo.__annotations__)
         assert answer["choices"][0]["message"]["content"] == plain["text"].strip() != ""
         chunks = engine.chat("What is 17 + 25?", stream=True, **greedy)
@@ -84,6 +86,42 @@ def test_chat_is_generate_of_the_rendered_conversation() -> None:
             engine.chat(messages, max_token=8)
         with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
             engine.chat([{"role": "nobody", "content": "x"}])
+
+
+def test_generate_for_a_model_that_reasons() -> None:
+    """A grammar begins behind the reasoning, which may be bounded; what a token was drawn from."""
+    with radixlm.Engine(random_seed=1) as engine:
+        prompt = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+        sampling = {"max_new_tokens": 60, "temperature": 0.0, "regex": "[0-9]{4}"}
+        whole = engine.generate(prompt, sampling, require_reasoning=True)
+        thought, answer = whole["text"].split("</think>")
+        assert re.fullmatch("[0-9]{4}", answer) and re.search("[a-z]", thought)
+        counted = whole["meta_info"]["reasoning_tokens"]
+        ids = whole["output_ids"][:counted]
+        assert engine.tokenizer.decode(ids, skip_special_tokens=False) == f"{thought}</think>"
+        events = list(engine.generate(prompt, sampling, require_reasoning=True, stream=True))
+        assert events[-1]["meta_info"]["reasoning_tokens"] == counted
+        bounded = engine.generate(
+            prompt, sampling, require_reasoning=True, max_thinking_tokens=3,
+            return_prompt_token_ids=True,
+        )  # fmt: skip
+        assert bounded["meta_info"]["reasoning_tokens"] == 4  # and the end marker
+        assert bounded["output_ids"][:3] == ids[:3]
+        assert bounded["prompt_token_ids"] == engine.tokenizer.encode(prompt, True)
+        drawn = engine.generate(
+            prompt, {"max_new_tokens": 8, "top_k": 5}, return_sampling_mask=True
+        )
+        meta = drawn["meta_info"]
+        masks = meta["output_token_sampling_mask"]
+        assert len(masks) == meta["output_token_sampling_mask_length"] == 8
+        assert "output_token_logprobs" not in meta
+        for token, mask in zip(drawn["output_ids"], masks, strict=True):
+            assert token in mask and len(mask) < 50  # equally likely tokens stay together
+        with pytest.raises(InvalidRequest, match=r"return_sampling_mask.*top_k"):
+            engine.generate(prompt, {"top_p": 0.5}, return_sampling_mask=True)
+    with radixlm.Engine(random_seed=1, reasoning_parser="none") as engine:
+        with pytest.raises(InvalidRequest, match="--reasoning-parser"):
+            engine.generate(prompt, sampling, require_reasoning=True)
 
 
 def test_names_show_before_they_are_used() -> None:

@@ -59,6 +59,7 @@ TEMPLATE = """\
 {% endif %}{% endif %}"""
 PAGE = 4
 CONTEXT = 2048
+EMBED_DIM = 4
 MAX_RUNNING = 8
 DEFAULT_ANSWER = "Hello there."
 FOREVER = "forever"
@@ -99,6 +100,7 @@ class ScriptedExecutor:
         if item.pooling is not None:
             if item.start + item.count == self.length[item.rid]:
                 got.pooled = [3.0, 4.0 + self.first[item.rid]]
+                got.pooled += [0.5] * EMBED_DIM if item.pooling.with_hidden else []
             return got
         if item.targets is not None and item.logprobs is not None:
             got.prompt_logprobs = self._logprobs(item.targets.tolist(), item.logprobs.top)
@@ -176,7 +178,11 @@ class ScriptedServer:
         assert eos is not None
         pool = Pool(after="unit") if options.pop("is_pooled", False) else None
         facts = IntakeFacts(
-            self.tokenizer.vocab_size, CONTEXT, eos_ids=(eos,), is_generation=pool is None
+            self.tokenizer.vocab_size,
+            CONTEXT,
+            eos_ids=(eos,),
+            is_generation=pool is None,
+            embed_dim=EMBED_DIM,
         )
         options = {"model_path": str(folder), "served_model_name": "tiny"} | options
         self.config = ServerConfig.from_kwargs(**options)

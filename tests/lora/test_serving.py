@@ -132,7 +132,7 @@ async def test_a_batch_of_several_adapters(
         assert [name for name, _ in named] == names
         entries = served.engine.intake.adapters.entries
         assert [digest for _, digest in named] == ["", *(one.digest[:8] for one in entries)]
-        assert caplog.text.count(f"adapter a1 {named[2][1]}") == 4
+        assert caplog.text.count(f"'lora_name': 'a1', 'lora_digest': '{named[2][1]}'") == 4
         hits = [row["meta_info"]["cached_tokens"] for row in rows]
         assert len(set(hits)) == 1 and hits[0] > 0
         one = await served.post("/generate", lora_path="a1", **body)

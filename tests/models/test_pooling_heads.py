@@ -198,8 +198,17 @@ def test_a_cross_encoder_reads_pairs(tmp_path: Path) -> None:
         scores = served.score("how many?", ["ten of them", "none"])
         squashed = served.score("how many?", "ten of them", apply_softmax=True)
         swapped = served.score("ten of them", "how many?", item_first=True)
+        whole = served.score(*pairs[0], return_pooled_hidden_states=True)
         tokenizer = served.tokenizer
     assert tokenizer is not None
+    body = oracle(source).base_model
+    ids, first_len = tokenizer.encode_pair(*pairs[0])
+    types = torch.tensor([[0] * first_len + [1] * (len(ids) - first_len)])
+    with torch.inference_mode():
+        states = body(input_ids=torch.tensor([ids]), token_type_ids=types).last_hidden_state[0]
+    assert whole == whole.scores == scores[:1] and whole.prompt_tokens == len(ids)
+    assert whole.pooled_hidden_states[0] == pytest.approx(states[0].tolist(), abs=1e-4)
+    assert scores.pooled_hidden_states is None
     for pair, vector in zip(pairs, got, strict=True):
         ids, first_len = tokenizer.encode_pair(*pair)
         assert ids[0] == 1 and ids.count(2) == 2 and ids[first_len - 1] == 2

@@ -315,6 +315,31 @@ def test_logprobs_equal_log_softmax(monkeypatch: pytest.MonkeyPatch, is_original
     assert [len(pair[1]) for pair in found.top] == [3, 0, 50, 0]
 
 
+def test_what_a_token_was_drawn_from() -> None:
+    """Held against a sort of the whole vocabulary."""
+    logits = 3 * torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    params = [
+        SamplingParams(temperature=0.7, top_k=6, top_p=0.9),
+        SamplingParams(temperature=1.5, top_k=30, min_p=0.1),
+        SamplingParams(temperature=0.0),
+    ]
+    wanted = [LogprobRequest(kept=True)] * 3
+    result = make(params, 50).sample(logits.clone(), [0, 1, 2], [0] * 3, None, wanted)
+    assert isinstance(result.logprobs, Logprobs)
+    for row, one in enumerate(params[:2]):
+        probs, ids = torch.softmax(logits[row] / one.temperature, -1).sort(descending=True)
+        before = probs.cumsum(0) - probs
+        stays = (
+            (torch.arange(50) < one.top_k) & (before <= one.top_p) & (probs >= one.min_p * probs[0])
+        )
+        token = int(result.tokens_R[row])
+        share = probs[ids == token] / probs[stays].sum()
+        logprob, found = result.logprobs.kept[row]
+        assert found == ids[stays].tolist() and 1 < len(found) < 31
+        assert logprob == pytest.approx(float(share.log()), abs=1e-5)
+    assert result.logprobs.kept[2] == (0.0, [int(logits[2].argmax())])
+
+
 def test_logprobs_of_ties_and_of_impossible_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0, 1.0, float("-inf")]])
     found = compute_logprobs(logits, torch.tensor([3]), [LogprobRequest(4, (3,))])

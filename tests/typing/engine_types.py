@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
 
 import radixlm
-from radixlm.entrypoints.answers import Encoding, Generation
+from radixlm.entrypoints.answers import Encoding, Generation, ScoreResult
 
 Json = dict[str, Any]
 
@@ -16,6 +16,7 @@ async def wait(engine: radixlm.Engine) -> None:
     assert_type(await engine.async_chat("a"), Json)
     assert_type(await engine.async_chat("a", stream=True), AsyncIterator[Json])
     assert_type(await engine.async_encode(["a"]), list[Encoding])
+    assert_type(await engine.async_score("a", ["b"], [1]), ScoreResult)
 
 
 def call(arguments: radixlm.ServerArgs) -> None:
@@ -35,7 +36,7 @@ def call(arguments: radixlm.ServerArgs) -> None:
         assert_type(engine.encode("a"), Encoding)
         assert_type(engine.encode(["a"], dimensions=8), list[Encoding])
         assert_type(engine.rerank([["a", "b"]]), list[Encoding])
-        assert_type(engine.score("a", ["b"], [1]), list[list[float]])
+        assert_type(engine.score("a", ["b"], [1]), ScoreResult)
         assert_type(engine.flush_cache(), bool)
         assert_type(engine.get_server_info(), Json)
         assert_type(engine.update_weights_from_disk("x"), tuple[bool, str, int])

@@ -40,6 +40,11 @@ def read_limit(text: str) -> float:
     return max(0.0, float(text))
 
 
+def read_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def read_template_source(text: str) -> str:
     """model or reference; ValueError otherwise."""
     if text not in ("model", "reference"):
@@ -211,6 +216,20 @@ HEALTH_GENERATES = Variable(
     read_bool,
     "Let /health send a token through the model, as /health_generate does.",
     ("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION",),
+)
+LOG_REQUEST_HEADERS: Variable[tuple[str, ...]] = Variable(
+    "RADIXLM_LOG_REQUEST_HEADERS",
+    (),
+    read_names,
+    "Headers that --log-requests writes beside x-smg-routing-key, with commas.",
+    ("SGLANG_LOG_REQUEST_HEADERS",),
+)
+LOG_REQUEST_EXCEEDED_MS = Variable(
+    "RADIXLM_LOG_REQUEST_EXCEEDED_MS",
+    -1,
+    int,
+    "Of requests that took less, --log-requests writes no end.",
+    ("SGLANG_LOG_REQUEST_EXCEEDED_MS",),
 )
 DISABLE_OPENAPI_DOC = Variable(
     "RADIXLM_DISABLE_OPENAPI_DOC",

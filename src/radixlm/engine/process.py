@@ -15,10 +15,14 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+from weakref import WeakSet
+
+import psutil
 
 from radixlm.engine.rank_processes import COMMAND, OPENMP_ENVIRONMENT
 
 _prestarted: list[EngineProcess] = []
+_started: WeakSet[EngineProcess] = WeakSet()
 
 
 class EngineProcess:
@@ -39,6 +43,7 @@ class EngineProcess:
             pass_fds=descriptors,
         )
         self.pid = self._popen.pid
+        _started.add(self)
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
         self._ended: Future[int] = Future()
         self._ended.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
@@ -96,3 +101,15 @@ def take_engine_process() -> EngineProcess:
 def _kill_prestarted() -> None:
     while _prestarted:
         _prestarted.pop().kill()
+
+
+def running_pids() -> list[int]:
+    """Of the engine processes that this program has started and that run, and of those that they
+    have started."""
+    pids = []
+    for process in _started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.returncode is None:
+                children = psutil.Process(process.pid).children(recursive=True)
+                pids += [process.pid, *(child.pid for child in children)]
+    return pids

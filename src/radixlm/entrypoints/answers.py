@@ -1,5 +1,6 @@
 """Types of what ``radixlm.Engine`` returns. At run time they are plain dicts."""
 
+from collections.abc import Iterable
 from typing import Any, NotRequired, TypedDict
 
 
@@ -22,6 +23,10 @@ class MetaInfo(TypedDict):
     output_top_logprobs: NotRequired[list[Any]]
     hidden_states: NotRequired[list[Any]]
     lora_name: NotRequired[str]
+    reasoning_tokens: NotRequired[int]
+    output_token_sampling_mask: NotRequired[list[list[int]]]
+    output_token_sampling_logprobs: NotRequired[list[float]]
+    output_token_sampling_mask_length: NotRequired[int]
 
 
 class Generation(TypedDict):
@@ -29,7 +34,24 @@ class Generation(TypedDict):
 
     text: str
     output_ids: list[int]
+    prompt_token_ids: NotRequired[list[int]]
     meta_info: MetaInfo
+
+
+class ScoreResult(list[list[float]]):
+    """What ``score`` returns: for each item its scores, also as ``scores`` (SGLang's name).
+    ``pooled_hidden_states``: of each item, where they were asked for."""
+
+    def __init__(
+        self, scores: Iterable[list[float]], prompt_tokens: int, hidden: list[Any] | None
+    ) -> None:
+        super().__init__(scores)
+        self.prompt_tokens, self.pooled_hidden_states = prompt_tokens, hidden
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """The list itself."""
+        return self
 
 
 class Encoding(TypedDict):
@@ -38,3 +60,4 @@ class Encoding(TypedDict):
 
     embedding: Any
     meta_info: dict[str, Any]
+    pooled_hidden_state: NotRequired[list[float]]

@@ -26,12 +26,13 @@ from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
-from radixlm.entrypoints.answers import Encoding, Generation
+from radixlm.entrypoints.answers import Encoding, Generation, ScoreResult
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
+from radixlm.entrypoints.reasoning import apply_reasoning, needs_parser
 from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
 
@@ -40,6 +41,8 @@ Json: TypeAlias = dict[str, Any]
 Params: TypeAlias = Json | list[Json] | None
 Prompts: TypeAlias = str | list[str] | None
 Messages: TypeAlias = str | list[Json]
+Prompt: TypeAlias = str | list[int]
+Items: TypeAlias = str | list[str] | list[list[int]]
 No: TypeAlias = Literal[False]
 Yes: TypeAlias = Literal[True]
 LONG_BATCH = 16
@@ -251,6 +254,9 @@ class Engine(EngineWeights, EngineDebug):
             body["sampling_params"] = sampling_params
         batch = read_generate(body, self._defaults)
         batch.read_media(self._media)
+        for request in batch.requests:
+            if needs_parser(request):
+                apply_reasoning(request, self._route_calls().state.reasoning_format)
         return batch
 
     def _builder(self, batch: Batch) -> ResponseBuilder:
@@ -369,19 +375,21 @@ class Engine(EngineWeights, EngineDebug):
         return answers
 
     def score(
-        self,
-        query: str | list[int],
-        items: str | list[str] | list[list[int]],
-        label_token_ids: list[int] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> list[list[float]]:
+        self, query: Prompt, items: Items, label_token_ids: list[int] | None = None, **fields: Any
+    ) -> ScoreResult:
         """What ``/v1/score`` gives: for each item the probabilities of ``label_token_ids`` after
-        query and item (one score with a cross-encoder), ``[items][labels]``."""
-        values: Json = {"query": query, "items": items, "label_token_ids": label_token_ids}
-        values |= {"apply_softmax": apply_softmax, "item_first": item_first}
-        scores: list[list[float]] = self._wait(self._route_calls().score(values))
+        query and item (the scores of a score head), ``[items][labels]``; with its other fields
+        (apply_softmax, item_first, return_pooled_hidden_states)."""
+        values = {**fields, "query": query, "items": items, "label_token_ids": label_token_ids}
+        scores: ScoreResult = self._wait(self._route_calls().score(values))
         return scores
+
+    async def async_score(
+        self, query: Prompt, items: Items, label_token_ids: list[int] | None = None, **fields: Any
+    ) -> ScoreResult:
+        """``score`` for a caller with an event loop of its own."""
+        values = {**fields, "query": query, "items": items, "label_token_ids": label_token_ids}
+        return await self._await(self._route_calls().score(values))
 
     def _route_calls(self) -> Any:
         """Made when first needed, since it imports the HTTP request models."""
@@ -395,16 +403,6 @@ class Engine(EngineWeights, EngineDebug):
     def flush_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return self._wait(self._engine.intake.control("flush_cache")).ok
-
-    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Give memory back to the system: of "weights", "kv_cache", "cuda_graph", all unless named.
-        Requests wait until it is resumed. InvalidRequest while requests run, or without
-        ``enable_memory_saver``."""
-        self._wait(self._engine.intake.occupation.release(tags))
-
-    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Take it back."""
-        self._wait(self._engine.intake.occupation.resume(tags))
 
     def get_server_info(self) -> dict[str, Any]:
         """Options, state of each replica that serves, and version."""

@@ -9,6 +9,7 @@ import orjson
 from radixlm.base.errors import EngineError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
+from radixlm.entrypoints.answers import ScoreResult
 from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.openai.chat import answer_chat, chat_events
@@ -75,7 +76,8 @@ class RouteCalls:
         """The answer of /encode to a body of these fields."""
         return await answer_encode(self.state, make(EncodeRequest, values))
 
-    async def score(self, values: dict[str, Any]) -> list[list[float]]:
-        """The scores that /v1/score gives to a body of these fields."""
-        scores = (await answer_score(self.state, make(ScoreRequest, values)))["scores"]
-        return list(scores)
+    async def score(self, values: dict[str, Any]) -> ScoreResult:
+        """What /v1/score gives to a body of these fields."""
+        found = await answer_score(self.state, make(ScoreRequest, values))
+        count = found["usage"]["prompt_tokens"]
+        return ScoreResult(found["scores"], count, found.get("pooled_hidden_states"))

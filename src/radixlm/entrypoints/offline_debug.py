@@ -1,12 +1,13 @@
-"""Profiles and records of ``radixlm.Engine``, under SGLang's names."""
+"""Processes, memory, profiles and records of ``radixlm.Engine``, under SGLang's names."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.launch import ProgramEngine
+from radixlm.engine.process import running_pids
 
 T = TypeVar("T")
 
@@ -24,6 +25,21 @@ class EngineDebug:
         if not reply.ok:
             raise InvalidRequest(reply.message)
         return reply.data
+
+    def get_all_child_pids(self) -> list[int]:
+        """Processes that engines of this program run in; none for one rank and one replica, which
+        run in threads."""
+        return running_pids()
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Give memory back to the system: of "weights", "kv_cache", "cuda_graph", all unless named.
+        Requests wait until it is resumed. InvalidRequest while requests run, or without
+        ``enable_memory_saver``."""
+        self._wait(self._engine.intake.occupation.release(tags))
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Take it back."""
+        self._wait(self._engine.intake.occupation.resume(tags))
 
     def start_profile(self, **options: Any) -> dict[str, Any]:
         """Trace steps, with the fields of ``/start_profile``; {"output_dir": ...}."""

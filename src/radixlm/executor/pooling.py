@@ -49,7 +49,8 @@ class Pooler:
         self._kept.pop(rid, None)
 
     def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
-        """The vector or the scores once the last chunk has come, else None."""
+        """The vector or the scores once the last chunk has come, else None. What the head got (but
+        for "late" and "steps") is behind them if the request wants it."""
         hidden_TD = hidden_TD.float()
         kept = self._kept.get(item.rid, {}) if item.start else {}
         for kind in self._kinds:
@@ -62,8 +63,10 @@ class Pooler:
             return _numbers(self._head.run(kept["late"]).mean(0))
         if self._kinds == ["steps"]:
             return _numbers(self._head.run(kept["steps"]))
-        parts = [self._pool(kind, kept, prompt_len) for kind in self._kinds]
-        return _numbers(self._head.run(torch.cat(parts)[None]))
+        pooled = torch.cat([self._pool(kind, kept, prompt_len) for kind in self._kinds])
+        found = _numbers(self._head.run(pooled[None]))
+        is_asked = item.pooling is not None and item.pooling.with_hidden
+        return found + _numbers(pooled) if is_asked else found
 
     def _take(self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor) -> None:
         """Add one chunk to what is kept for a kind of pooling."""

@@ -251,7 +251,7 @@ class ResultReader:
         """Set the tokens of an item's rows, up to one that failed."""
         logprobs = None
         if step.logprobs is not None and item.logprobs is not None:
-            logprobs = result.logprobs = Logprobs(chosen=[], top=[], asked=[])
+            logprobs = result.logprobs = Logprobs()
         for row in rows:
             if row in step.errors:
                 result.error = step.errors[row]
@@ -292,7 +292,7 @@ class ResultReader:
 
     def _prompt_logprobs(self, hidden: Tensor, item: Item, lora: LoraRows | None) -> Logprobs:
         assert item.targets is not None and item.logprobs is not None
-        whole = Logprobs(chosen=[], top=[], asked=[])
+        whole = Logprobs()
         if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
             whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
             whole.top.extend([None] if item.logprobs.top else [])
@@ -358,7 +358,7 @@ def _bad_row_message(state: SlotState | None) -> str:
 
 def logprob_request(need: LogprobParams) -> lp.LogprobRequest:
     """The request's parameters as the sampler takes them."""
-    return lp.LogprobRequest(need.top, need.token_ids)
+    return lp.LogprobRequest(need.top, need.token_ids, need.kept)
 
 
 def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams) -> None:
@@ -368,3 +368,5 @@ def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: Log
         whole.top.append(list(zip(*found.top[row], strict=True)))
     if need.token_ids:
         whole.asked.append(list(zip(*found.of_token_ids[row], strict=True)))
+    if row in found.kept:
+        whole.kept.append(found.kept[row])

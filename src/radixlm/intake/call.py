@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
@@ -26,6 +26,7 @@ class Call:
         "_num_sent",
         "_waiting",
         "client",
+        "headers",
         "key",
         "labels",
         "num_logprobs",
@@ -38,6 +39,7 @@ class Call:
         self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
         self.labels: dict[str, str] = {}  # that its customer set, for the metrics
         self.rids: list[str] = []  # of its requests with rows (``intake/rows.py``)
+        self.headers: Mapping[bytes, bytes] = {}  # of its HTTP request
         self.route = ""  # path of the HTTP route that it came by
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
@@ -54,6 +55,10 @@ class GenerateRequest:
     hint: Hint | None = None  # of a router before prefill and decode servers
     emitted: Sequence[int] = ()  # output that the client has: the answer goes on after it
     default_rid: str | None = None  # the rid if it is free; another one if it is not
+    requires_reasoning: bool = False  # the output begins with it, and a grammar comes after
+    max_thinking_tokens: int | None = None
+    reasoning_end: str | None = None  # the marker after which the answer begins
+    shows_prompt_ids: bool = False  # ``text`` becomes ``input_ids``, which the answer has
     scored_after: str | None = None  # the start of ``text`` whose log-probabilities nobody needs
 
 
@@ -106,8 +111,10 @@ class Output:
     def num_logprobs(self) -> int:
         """Log-probabilities of prompt and output, without the tokens' own."""
         parts = (self.prompt_logprobs, self.logprobs)
-        rows = ([*part.top, *part.asked] for part in parts if part is not None)
-        return sum(len(row) for side in rows for row in side if row)
+        found = [part for part in parts if part is not None]
+        rows = chain(*([*part.top, *part.asked] for part in found))
+        kept = sum(len(ids) for part in found for _, ids in part.kept)
+        return kept + sum(len(row) for row in rows if row)
 
     def absorb(self, later: Output) -> None:
         """Join what came next, for a reader who was slower than the engine."""
@@ -124,16 +131,10 @@ class Output:
         self.queue_time_s = later.queue_time_s
         self.prefill_s = later.prefill_s
         self.pooled = later.pooled or self.pooled
-        self.logprobs = _joined(self.logprobs, later.logprobs)
-        self.prompt_logprobs = _joined(self.prompt_logprobs, later.prompt_logprobs)
+        self.logprobs = Logprobs.joined((self.logprobs, later.logprobs))
+        self.prompt_logprobs = Logprobs.joined((self.prompt_logprobs, later.prompt_logprobs))
         if later.hidden_states:
             self.hidden_states = (self.hidden_states or []) + later.hidden_states
-
-
-def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
-    if a is None or b is None:
-        return a or b
-    return Logprobs(a.chosen + b.chosen, a.top + b.top, a.asked + b.asked)
 
 
 def likeliest(outputs: list[Output], count: int) -> list[Output]:

@@ -13,7 +13,7 @@ from radixlm.intake.records import Output
 from radixlm.speculative.prediction import Prediction
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.stop import StopChecker
-from radixlm.wire.replies import Finish, Logprobs, TokenDelta
+from radixlm.wire.replies import Finish, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -278,7 +278,7 @@ def _cut(delta: TokenDelta, count: int) -> TokenDelta:
     """The delta with its first ``count`` tokens only, and what belongs to them."""
     found, hidden = delta.logprobs, delta.hidden_states
     if found is not None:
-        found = Logprobs(found.chosen[:count], found.top[:count], found.asked[:count])
+        found = found.first(count)
     if hidden is not None:  # every token but the first has a part of its own
         hidden = hidden[: len(hidden) - (len(delta.tokens) - count)]
     return msgspec.structs.replace(

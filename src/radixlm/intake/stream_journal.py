@@ -294,6 +294,7 @@ def _first_bad(delta: int | TokenDelta, vocab: int) -> int | None:
             ids += [token for _, token in found.chosen]
             rows = chain(found.top, found.asked)
             ids += [token for row in rows for _, token in row or ()]
+            ids += chain(*(row for _, row in found.kept))
     return next((token for token in ids if not 0 <= token < vocab), None)
 
 

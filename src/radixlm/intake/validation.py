@@ -103,7 +103,10 @@ class RequestValidator(Record):
             raise InvalidRequest("one of text, input_ids and input_embeds is needed", param="text")
         if not ids:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
-        return self._fit(ids, is_pooled)
+        fitting = self._fit(ids, is_pooled)
+        if request.shows_prompt_ids:
+            request.text, request.input_ids = None, fitting
+        return fitting
 
     def kind(self, request: GenerateRequest) -> None:
         """InvalidRequest where the model cannot give what is asked for: tokens, or vectors."""
@@ -215,13 +218,23 @@ class RequestValidator(Record):
                 param="top_logprobs",
             )
 
+        sampling = request.sampling
+        if request.logprobs and request.logprobs.kept and not sampling.is_greedy:
+            if not 0 < sampling.top_k < self.facts.vocab:
+                raise InvalidRequest(
+                    "return_sampling_mask: the tokens that may be drawn are listed for each token, "
+                    'so top_k must bound them: {"top_k": 50}',
+                    "return_sampling_mask",
+                )
+
     def _bound_logprobs(self, request: GenerateRequest, num_prompt: int, count: int) -> int:
         """The number of new tokens whose log-probabilities fit the call's bound; InvalidRequest
         where the client asked for more of them."""
         need, most = request.logprobs, self.facts.max_logprobs
         if need is None:
             return count
-        of_position = (1 + need.top + len(need.token_ids)) * max(1, request.sampling.n)
+        kept = max(0, request.sampling.top_k) if need.kept else 0
+        of_position = (1 + need.top + len(need.token_ids) + kept) * max(1, request.sampling.n)
         from_prompt = max(0, num_prompt - need.prompt_from) if need.prompt_from >= 0 else 0
         if request.sampling.max_new_tokens is None:
             count = min(count, max(1, most // of_position - from_prompt))

@@ -1,4 +1,4 @@
-"""Lines of received and of finished requests: text, or JSON objects with SGLang's names."""
+"""Lines of received and of finished requests in the words of SGLang: text, or JSON objects."""
 
 import json
 import logging
@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypeAlias
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import LineFormatter
@@ -19,6 +17,7 @@ from radixlm.base.log import LineFormatter
 log = logging.getLogger("radixlm.requests")
 
 SHORT_CHARS = 2048
+Values: TypeAlias = dict[str, Any]
 LEVELS = (0, 1, 2, 3)
 FORMATS = ("text", "json")
 
@@ -31,43 +30,43 @@ class RequestLines:
         self.format = format
         self._handlers = [_handler(target) for target in targets]
 
-    def received(
-        self, rid: str, level: int, num_tokens: int, sampling: Any, prompt: str | None
-    ) -> None:
-        """``level`` 0: metadata, 1: sampling parameters too, 2: the start of the prompt, 3: all."""
+    def received(self, kind: str, obj: Values, headers: Values, is_whole: bool) -> None:
+        """A request of SGLang's class ``kind`` has come; ``obj``: its fields. Long strings are cut
+        unless ``is_whole``."""
         if self.format == "json":
-            facts: dict[str, Any] = {"prompt_tokens": num_tokens}
-            if level >= 1:
-                facts["sampling_params"] = msgspec.to_builtins(sampling)
-            self._write_object("request.received", rid, obj=facts | _texts(prompt, level))
-            return
-        parts = [f"received {rid}: {num_tokens} prompt tokens"]
-        if level >= 1:
-            parts.append(f"sampling {msgspec.json.encode(sampling).decode()}")
-        if level >= 2 and prompt is not None:
-            parts.append(f"prompt {_shown(prompt, level)}")
-        self._write("; ".join(parts))
+            parts = {"rid": obj["rid"], "obj": obj, **_headers(headers)}
+            self._write_object("request.received", parts, is_whole)
+        else:
+            self._write(f"Receive: obj={_call(kind, obj, is_whole)}{_shown(headers)}")
 
-    def finished(self, rid: str, level: int, facts: dict[str, Any], output: str | None) -> None:
-        """``facts``: finish_reason, tokens, seconds ... in the order in which they are shown."""
+    def received_body(self, body: Values, headers: Values, is_whole: bool) -> None:
+        """The body of an OpenAI route, before it became requests."""
         if self.format == "json":
-            out = {"meta_info": facts} | _texts(output, level)
-            self._write_object("request.finished", rid, out=out)
-            return
-        shown = ", ".join(f"{_WORDS.get(name, name)} {_value(v)}" for name, v in facts.items())
-        parts = [f"finished {rid}: {shown}"]
-        if level >= 2 and output is not None:
-            parts.append(f"output {_shown(output, level)}")
-        self._write("; ".join(parts))
+            parts = {"obj": body, **_headers(headers)}
+            self._write_object("request.received.openai", parts, is_whole)
+        else:
+            self._write(f"Receive OpenAI: obj={_text(body, is_whole)}{_shown(headers)}")
+
+    def finished(
+        self, kind: str, obj: Values, headers: Values, out: Values, is_whole: bool
+    ) -> None:
+        """The same request has ended with ``out``."""
+        if self.format == "json":
+            parts = {"rid": obj["rid"], "obj": obj, **_headers(headers), "out": out}
+            self._write_object("request.finished", parts, is_whole)
+        else:
+            shown = _call(kind, obj, is_whole) + _shown(headers)
+            self._write(f"Finish: obj={shown}, out={_text(out, is_whole)}")
 
     def close(self) -> None:
         """Close the files. A later line opens its file again."""
         for handler in self._handlers:
             handler.close()
 
-    def _write_object(self, event: str, rid: str, **parts: Any) -> None:
-        head = {"timestamp": datetime.now().isoformat(), "event": event, "rid": rid}
-        self._write(json.dumps(head | parts, ensure_ascii=False))
+    def _write_object(self, event: str, parts: Values, is_whole: bool) -> None:
+        head = {"timestamp": datetime.now().isoformat(), "event": event}
+        shown = parts if is_whole else _cut(parts)
+        self._write(json.dumps(head | shown, ensure_ascii=False, default=str))
 
     def _write(self, line: str) -> None:
         if not self._handlers:
@@ -81,14 +80,6 @@ class RequestLines:
 
 _PLAIN = logging.Formatter()  # control characters are escaped in JSON
 _STAMPED = LineFormatter("requests")
-_WORDS = {  # field -> how a line of text calls it
-    "finish_reason": "reason", "prompt_tokens": "prompt", "cached_tokens": "cached",
-    "completion_tokens": "output", "time_to_first_token": "first token", "e2e_latency": "total",
-}  # fmt: skip
-
-
-def _value(value: Any) -> str:
-    return f"{value:.3f} s" if isinstance(value, float) else str(value)
 
 
 def _handler(target: str) -> logging.Handler:
@@ -115,18 +106,37 @@ def time_stats(
     log.info("Req Time Stats(%s): %sstart_time=%s", head, spans, start_time)
 
 
-def _texts(text: str | None, level: int) -> dict[str, str]:
-    if text is None or level < 2:
-        return {}
-    return {"text": text if level >= 3 or len(text) <= SHORT_CHARS else text[:SHORT_CHARS]}
+def _headers(headers: Values) -> Values:
+    return {"headers": headers} if headers else {}
 
 
-def _shown(text: str, level: int) -> str:
-    if level >= 3 or len(text) <= SHORT_CHARS:
-        return _quoted(text)
-    half = SHORT_CHARS // 2
-    return f"{_quoted(text[:half])} ... {_quoted(text[-half:])} ({len(text)} characters)"
+def _shown(headers: Values) -> str:
+    return f", headers={headers}" if headers else ""
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _call(kind: str, obj: Values, is_whole: bool) -> str:
+    """``obj`` as Python writes an object of class ``kind``."""
+    return f"{kind}({', '.join(f'{name}={_text(one, is_whole)}' for name, one in obj.items())})"
+
+
+def _text(value: Any, is_whole: bool) -> str:
+    """``value`` as Python writes it, of long strings both ends."""
+    if isinstance(value, str) and len(value) > SHORT_CHARS and not is_whole:
+        half = SHORT_CHARS // 2
+        return f"{value[:half]!r} ... {value[-half:]!r}"
+    if isinstance(value, dict):
+        parts = (f"{name!r}: {_text(one, is_whole)}" for name, one in value.items())
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_text(one, is_whole) for one in value) + "]"
+    return repr(value)
+
+
+def _cut(value: Any) -> Any:
+    """``value`` with both ends of its long strings."""
+    if isinstance(value, str) and len(value) > SHORT_CHARS:
+        half = SHORT_CHARS // 2
+        return f"{value[:half]}...{value[-half:]}"
+    if isinstance(value, dict):
+        return {name: _cut(one) for name, one in value.items()}
+    return [_cut(one) for one in value] if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.base.record import Record
+from radixlm.base.record import Record, field
 
 LOWEST = torch.finfo(torch.float32).min
 Pairs = tuple[list[float], list[int]]
@@ -19,10 +19,11 @@ Pairs = tuple[list[float], list[int]]
 
 class LogprobRequest(Record):
     """Log-probabilities besides that of a row's own token: of the ``top`` most likely tokens and of
-    ``token_ids``."""
+    ``token_ids``. ``kept``: also what the row's token was drawn from."""
 
     top: int = 0
     token_ids: tuple[int, ...] = ()
+    kept: bool = False
 
 
 class Logprobs(Record):
@@ -30,11 +31,14 @@ class Logprobs(Record):
 
     ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;
     ``of_token_ids[r]`` is (values, ids) in the requested order; both are empty if not requested.
+    ``kept`` has the rows that want it: the log-probability of the row's token among those that it
+    was drawn from, and their ids, most likely first.
     """
 
     chosen: list[float]
     top: list[Pairs]
     of_token_ids: list[Pairs]
+    kept: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
 
 
 def compute_logprobs(

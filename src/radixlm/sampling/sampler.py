@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base import env
-from radixlm.base.record import Record, field
+from radixlm.base.record import Record, field, replace
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu, cuda
@@ -138,7 +138,10 @@ class Sampler:
                 wanted = [
                     one if k else None for one, k in zip(wanted, kept_R.tolist(), strict=True)
                 ]
+            kept = self._kept(logits_RV, slots, tokens_R, wanted)
+            gpu = None if kept else gpu
             logprobs = self._logprobs(self._scaled(logits_RV, slots), tokens_R, wanted, gpu)
+            logprobs = replace(logprobs, kept=kept) if kept else logprobs
         return SampleResult(tokens_R, logprobs, is_bad_R, errors, accepted)
 
     def _scaled(self, logits_RV: Tensor, slots: Sequence[int]) -> Tensor:
@@ -146,6 +149,32 @@ class Sampler:
         if not self._scales_logprobs or self._table.all_unscaled(slots):
             return logits_RV
         return logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
+
+    def _kept(
+        self,
+        logits_RV: Tensor,
+        slots: Sequence[int],
+        tokens_R: Tensor,
+        wanted: Sequence[LogprobRequest | None],
+    ) -> dict[int, tuple[float, list[int]]]:
+        """``Logprobs.kept`` of the rows that want it."""
+        found = {}
+        for row in (n for n, one in enumerate(wanted) if one is not None and one.kept):
+            token = int(tokens_R[row])
+            if self._table.state(slots[row]).is_greedy:
+                found[row] = 0.0, [token]
+                continue
+            floats_13, ints_12 = self._table.parameters(slots[row : row + 1])
+            scaled_1V = logits_RV[row : row + 1].float() / floats_13[:, TEMPERATURE, None]
+            probs_1V = torch.softmax(scaled_1V, dim=-1)
+            lowest_1 = threshold(probs_1V, floats_13, ints_12[:, TOP_K])
+            is_kept_V = probs_1V[0] >= lowest_1
+            is_kept_V[token] = True  # kernels round otherwise at the threshold
+            ids_K = is_kept_V.nonzero()[:, 0]
+            probs_K, order_K = probs_1V[0, ids_K].sort(descending=True, stable=True)
+            logprob = float((probs_1V[0, token] / probs_K.sum()).log())
+            found[row] = logprob, ids_K[order_K].tolist()
+        return found
 
     def _logprobs(
         self,

@@ -1,7 +1,7 @@
 """Committer: applies the results of a step to its requests and makes the reply to intake."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,19 +18,6 @@ from radixlm.wire.replies import Finish, Logprobs, StepReply, TokenDelta
 
 # tokens between two deltas of a request whose client does not stream: few enough for recovery
 UNSTREAMED_INTERVAL = 16
-
-
-def merge_logprobs(parts: Iterable[Logprobs | None]) -> Logprobs | None:
-    """The log-probabilities of consecutive tokens as one record."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    merged = Logprobs(chosen=[], top=[], asked=[])
-    for part in present:
-        merged.chosen.extend(part.chosen)
-        merged.top.extend(part.top)
-        merged.asked.extend(part.asked)
-    return merged
 
 
 def _failure(result: ItemResult) -> Finish:
@@ -380,8 +367,7 @@ class Committer:
             return
         buffered = self._buffered.setdefault(request.rid, BufferedOutputs())
         if logprobs is not None and num_kept is not None:
-            chosen, top = logprobs.chosen[:num_kept], logprobs.top[:num_kept]
-            logprobs = Logprobs(chosen, top, logprobs.asked[:num_kept])
+            logprobs = logprobs.first(num_kept)
         buffered.logprobs.append(logprobs)
         buffered.prompt_logprobs.append(result.prompt_logprobs)
         if hidden is not None:
@@ -418,8 +404,8 @@ class Committer:
             prompt_tokens=request.wire.prompt_len,
             cached_tokens=request.num_cached,
             retractions=request.retractions,
-            prompt_logprobs=merge_logprobs(buffered.prompt_logprobs) if buffered else None,
-            logprobs=merge_logprobs(buffered.logprobs) if buffered else None,
+            prompt_logprobs=Logprobs.joined(buffered.prompt_logprobs) if buffered else None,
+            logprobs=Logprobs.joined(buffered.logprobs) if buffered else None,
             hidden_states=buffered.hidden or None if buffered else None,
             pooled=pooled,
             queue_time_s=max(0.0, request.started_s - request.queued_s),

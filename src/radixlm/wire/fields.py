@@ -6,8 +6,9 @@ and docs/api.md are made of them.
 
 The APIs: ``generate`` and its ``sampling_params``; OpenAI's ``completions``, ``chat`` ("openai" is
 both) and ``responses``; Anthropic's ``messages`` and ``count_tokens``; ``ollama`` and its
-``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``speech`` (the form of a
-transcription); ``checkpoint`` (generation_config.json, which holds defaults).
+``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``embeddings``;
+``score``; ``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
+holds defaults).
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ FIELDS: tuple[Field, ...] = (
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool | Literal["last"], "generate openai"),
-        ("extra_key", str, "generate openai"),
-        ("cache_salt", str, "generate openai"),
+        ("extra_key", str, "generate openai responses"),
+        ("cache_salt", str, "generate openai responses"),
         # the first and the last tokens that a stream sees, which may go on for ever
         ("streaming_window", Annotated[int, Meta(ge=0, le=1 << 30)], "generate openai"),
         ("streaming_sinks", Annotated[int, Meta(ge=1, le=1 << 30)], "generate openai"),
@@ -139,6 +140,12 @@ FIELDS: tuple[Field, ...] = (
         ("lora_path", str, "generate openai"),
         ("logit_processor", str, "generate openai"),
         ("mm_processor_kwargs", dict[str, Any], "generate openai"),
+        ("require_reasoning", bool, "generate"),
+        (
+            "max_thinking_tokens",
+            Annotated[int, Meta(ge=0)],
+            "generate openai:thinking_token_budget",
+        ),
         ("custom_logit_processor", Any, "generate openai"),
     ),
     # ignored: they have no effect on the answer by their meaning
@@ -153,6 +160,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     *_ignored("openai", Any, "length_penalty early_stopping cache_prompt id_slot n_keep"),
     *_ignored("generate", Any, "model user stream_options"),
+    # which cached prefixes are evicted first: the tree keeps those that were used last
+    *_ignored("generate openai responses", str, "session_id"),
     *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
     *_ignored("responses", Any, "access_programs background_options"),
     *_ignored("responses", dict[str, Any], "stream_options"),
@@ -193,22 +202,13 @@ FIELDS: tuple[Field, ...] = (
         "beam_width",
         (*EMPTY, 1),
     ),
-    *_unsupported(
-        "generate openai", "send session_params with the id of an open session", "session_id"
-    ),
-    *_unsupported("generate chat", "sampling masks are not returned", "return_sampling_mask"),
+    *_unsupported("chat", "send return_sampling_mask to /generate", "return_sampling_mask"),
     *_unsupported(
         "generate chat",
         "log-probabilities are computed as the server was started",
         "sampling_logprobs_mode",
     ),
-    *_unsupported(
-        "generate", "prompt ids are not returned; POST /tokenize", "return_prompt_token_ids"
-    ),
     *_unsupported("generate", "entropies are not returned", "return_entropy"),
-    *_unsupported(
-        "generate", "the length of the thinking is not bounded", "max_thinking_tokens", (None,)
-    ),
     *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config"),
     *_unsupported(
         "generate chat",
@@ -225,8 +225,13 @@ FIELDS: tuple[Field, ...] = (
         "not supported",
         "image_max_dynamic_patch video_max_dynamic_patch mm_hashes mm_content_hashes "
         "need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
-        "multi_item_delimiter_indices token_indices_to_pool kv_hints require_reasoning "
+        "multi_item_delimiter_indices token_indices_to_pool kv_hints "
         "return_flat_raw_top_logprobs http_worker_ipc",
+    ),
+    *_unsupported(
+        "encode embeddings score",
+        "vectors in the place of tokens are not supported: /generate takes input_embeds",
+        "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
     ),
     # of vLLM and llama.cpp
     *_unsupported(
@@ -240,9 +245,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("openai", "register a class with --logit-processor", "logits_processors"),
     *_unsupported(
         "openai", "register a class with --logit-processor, send custom_params", "vllm_xargs"
-    ),
-    *_unsupported(
-        "openai", "the length of the thinking is not bounded", "thinking_token_budget", (None,)
     ),
     *_unsupported("openai", "loops are not looked for: send stop", "repetition_detection"),
     *_unsupported("completions", "send input_embeds to /generate", "prompt_embeds"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 # (log-probability, token id) of one position; None for the first prompt token
 Logprob = tuple[float | None, int]
 TopLogprobs = list[tuple[float, int]]
+# the log-probability of a token among those that it was drawn from, and their ids
+Kept = tuple[float, list[int]]
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -25,11 +28,26 @@ class Finish(msgspec.Struct, frozen=True):
 
 class Logprobs(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of consecutive positions, of the prompt or of the output. ``chosen``: of
-    the tokens themselves; ``top``: of the likeliest; ``asked``: of the requested ids."""
+    the tokens themselves; ``top``: of the likeliest; ``asked``: of the requested ids. ``kept``:
+    what output tokens were drawn from."""
 
     chosen: list[Logprob] = []
     top: list[TopLogprobs | None] = []
     asked: list[TopLogprobs | None] = []
+    kept: list[Kept] = []
+
+    def first(self, count: int) -> Logprobs:
+        """The first ``count`` positions."""
+        return Logprobs(*(getattr(self, name)[:count] for name in self.__struct_fields__))
+
+    @staticmethod
+    def joined(parts: Iterable[Logprobs | None]) -> Logprobs | None:
+        """Those of consecutive positions as one record; None if there are none."""
+        present = [part for part in parts if part is not None]
+        if len(present) < 2:
+            return next(iter(present), None)
+        names = Logprobs.__struct_fields__
+        return Logprobs(*(list(chain(*(getattr(p, n) for p in present))) for n in names))
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):

@@ -27,20 +27,23 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
 class LogprobParams(msgspec.Struct, frozen=True):
     """Which log-probabilities a request wants: those of the prompt tokens from index
-    ``prompt_from`` on (none if < 0), of the ``top`` likeliest tokens and of ``token_ids``."""
+    ``prompt_from`` on (none if < 0), of the ``top`` likeliest tokens and of ``token_ids``.
+    ``kept``: also which tokens top_k, top_p and min_p left to draw each output token from."""
 
     prompt_from: int = -1
     top: int = 0
     token_ids: tuple[int, ...] = ()
+    kept: bool = False
 
 
 class PoolingParams(msgspec.Struct, frozen=True):
     """The request wants a vector or scores, and no tokens. ``first_len``: tokens of the first text
     of a pair (0: there is one text). ``is_whole``: all positions are pooled, so that none may come
-    from the prefix cache."""
+    from the prefix cache. ``with_hidden``: what the head got follows what it gave."""
 
     first_len: int = 0
     is_whole: bool = True
+    with_hidden: bool = False
 
 
 NEVER = 1 << 30

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.http_server import ScriptedServer, listening
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.log import ACCESS
 
@@ -120,20 +121,53 @@ async def test_uvicorn_writes_no_second_line(
     assert [r.name for r in caplog.records if "/v1/models" in r.getMessage()] == [ACCESS]
 
 
-async def test_request_logs_hold_json(
-    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+async def test_request_logs_have_the_words_of_sglang(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its tests and scripts look for them."""
+    monkeypatch.setattr("radixlm.observe.requestlog.SHORT_CHARS", 200)
     caplog.set_level("INFO", "radixlm.requests")
     await server.post("/configure_logging", log_requests=True, log_requests_level=2)
     body = {
         "input_ids": server.state.require_tokenizer().encode('a "b"\n', False),
         "sampling_params": {"max_new_tokens": 2},
     }
-    headers = {"X-Request-Id": "mine-8"}
+    headers = {"X-Request-Id": "mine-8", "X-SMG-Routing-Key": "a b"}
     assert (await server.client.post("/generate", json=body, headers=headers)).status_code == 200
     received, finished = [r.getMessage() for r in caplog.records if r.name == "radixlm.requests"]
-    told, sampling, prompt = received.split("; ", 2)
-    assert told.startswith("received mine-8: ")
-    assert json.loads(sampling.removeprefix("sampling "))["max_new_tokens"] == 2
-    assert json.loads(prompt.removeprefix("prompt ")) == 'a "b"\n'
-    assert finished.startswith("finished mine-8: reason length, ")
+    start = "obj=GenerateReqInput(rid='mine-8', text='a \"b\"\\n', sampling_params={"
+    assert received.startswith(f"Receive: {start}") and "'max_new_tokens': 2" in received
+    assert received.endswith("), headers={'x-smg-routing-key': 'a b'}")
+    obj, out = finished.removeprefix("Finish: ").split(", out=")
+    assert obj == received.removeprefix("Receive: ")
+    told = ast.literal_eval(out)
+    assert told["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
+    assert told["text"] == "Hello" and len(told["output_ids"]) == 2
+    caplog.clear()
+    chat = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 1}
+    assert (await server.post("/v1/chat/completions", **chat)).status_code == 200
+    body = next(r.getMessage() for r in caplog.records if "OpenAI" in r.getMessage())
+    half = "x" * 100
+    assert body == (
+        f"Receive OpenAI: obj={{'max_tokens': 1, 'messages': [{{'role': 'user', 'content': '{half}'"
+        f" ... '{half}'}}]}}"
+    )
+    caplog.clear()
+    await server.post("/configure_logging", log_requests_level=0)
+    await server.post("/v1/chat/completions", **chat)
+    lines = "".join(r.getMessage() for r in caplog.records if r.name == "radixlm.requests")
+    assert "xxx" not in lines and "sampling_params" not in lines and "meta_info" in lines
+
+
+async def test_short_requests_may_leave_no_line_and_headers_may_be_named(
+    toy_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_LOG_REQUEST_EXCEEDED_MS", "60000")
+    monkeypatch.setenv("SGLANG_LOG_REQUEST_HEADERS", "X-One, X-Two")
+    caplog.set_level("INFO", "radixlm.requests")
+    async with scripted_server(toy_folder, {}, log_requests=True) as made:
+        headers = {"X-Two": "2"}
+        got = await made.client.post("/generate", json={"text": "hi"}, headers=headers)
+        assert got.status_code == 200
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "radixlm.requests"]
+    assert line.startswith("Receive: ") and line.endswith("headers={'x-two': '2'}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.fakes.http_server import ScriptedServer, scripted_server
+from tests.fakes.http_server import EMBED_DIM, ScriptedServer, scripted_server
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.pooling import cohere
@@ -49,6 +49,26 @@ async def test_unsupported_routes_of_a_model_are_refused_by_name(
     assert (await pooled.client.get("/health_generate")).status_code == 200
     shown = [(await app.client.get("/get_model_info")).json() for app in (server, pooled)]
     assert [info["is_generation"] for info in shown] == [True, False]
+
+
+async def test_hidden_states_and_vectors_in_the_place_of_tokens(
+    server: ScriptedServer, pooled: ScriptedServer
+) -> None:
+    got = (await pooled.post("/encode", text=["a", "b"], return_pooled_hidden_states=True)).json()
+    plain = (await pooled.post("/encode", text=["a", "b"])).json()
+    for row, other in zip(got, plain, strict=True):
+        assert row["pooled_hidden_state"] == [0.5] * EMBED_DIM
+        assert row["embedding"] == other["embedding"] and "pooled_hidden_state" not in other
+    asked = {"query": "q", "items": ["a"], "label_token_ids": [1]}
+    for app, path, body in (
+        (server, "/v1/score", asked | {"return_pooled_hidden_states": True}),
+        (server, "/v1/score", asked | {"item_embed_overrides": [[[1.0]]]}),
+        (pooled, "/v1/embeddings", {"input": "a", "embed_overrides": [[[1.0]]]}),
+        (pooled, "/encode", {"text": "a", "embed_override_token_id": 3}),
+    ):
+        refused = await app.post(path, **body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] in set(body) - set(asked)
 
 
 async def test_embeddings_in_both_forms(pooled: ScriptedServer) -> None:

@@ -67,13 +67,16 @@ async def test_lines_of_requests_as_json_in_a_folder(toy_folder: Any, tmp_path: 
         await made.client.post(CHAT, json=BODY | {"max_tokens": 2, "rid": "later"})
         made.state.extra(RequestLog).lines.close()
     (file,) = (tmp_path / "logs").iterdir()
-    received, finished, *later = file.read_text().splitlines()
+    body, received, finished, *later = file.read_text().splitlines()
+    whole = json.loads(body)
+    assert whole["event"] == "request.received.openai" and whole["obj"]["rid"] == "mine"
     first, last = json.loads(received), json.loads(finished)
     assert (first["event"], last["event"]) == ("request.received", "request.finished")
     assert first["rid"] == last["rid"] == "mine" and "hi" in first["obj"]["text"]
     assert first["obj"]["sampling_params"]["max_new_tokens"] == 2
     assert last["out"]["meta_info"]["completion_tokens"] == 2
-    assert ["received later" in later[0], "finished later" in later[1]] == [True, True]
+    words = ("Receive OpenAI: obj={", "Receive: obj=GenerateReqInput(rid='later'", "Finish: obj=")
+    assert all(word in line for word, line in zip(words, later, strict=True))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -162,7 +162,6 @@ async def test_what_would_change_the_answer_is_refused_by_name(server: ScriptedS
     for name, value in (
         ("typical_p", 0.5),
         ("vllm_xargs", {"a": 1}),
-        ("thinking_token_budget", 0),
         ("repetition_detection", {"max_pattern_size": 3}),
         ("mirostat", 2),
         ("use_beam_search", True),

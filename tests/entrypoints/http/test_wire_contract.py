@@ -139,6 +139,10 @@ ROWS = [
         for v in ("", "/v1")
     ),
     Row("tokenize", "POST /tokenize", {"messages": USER}, has={"max_model_len": 2048}),
+    *(
+        Row("tokenize", "POST /tokenize", {"messages": USER, "reasoning_effort": effort}, status)
+        for effort, status in (("none", 200), (0.5, 200), ("much", REFUSED))
+    ),
     Row("tokenize", "POST /detokenize", {"tokens": [5]}, has={"text": ...}),
     Row("tokenize", "POST /v1/detokenize", {"tokens": [5]}, has={"text": ...}),
     *(Row("ollama", f"{m} /") for m in ("GET", "HEAD")),
@@ -297,6 +301,7 @@ ROWS = [
         return_token_ids=True,
         return_meta_info=True,
         custom_labels={"a": "b"},
+        session_id="s",
     ),
     chat(
         "request_extensions", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=1
@@ -349,7 +354,6 @@ ROWS = [
         for name, value in {
             "watermark": {"a": 1},
             "return_routed_experts": True,
-            "session_id": "s",
             "images_config": {"a": 1},
         }.items()
     ),

@@ -150,7 +150,8 @@ class RequestMiddleware:
             return
         client = self._client(scope, headers)
         set_client(client)
-        begin_call(self._fair_user(headers) or client).route = scope["path"]
+        call = begin_call(self._fair_user(headers) or client)
+        call.route, call.headers = scope["path"], headers
         limited, started = receive, _Started(send)
         if not is_streamed(scope["path"], headers):
             limited = Limited(receive, self._max_bytes)

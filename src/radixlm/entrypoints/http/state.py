@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.media import MediaReader
+from radixlm.entrypoints.request_model import Body
 from radixlm.intake.sessions import Sessions
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import ChatTemplate
@@ -47,6 +48,7 @@ class ServerState:
     ready_after_s: float = 0.0
     base_digest: asyncio.Task[str] | None = None  # of ``resume_digest``, from its first use on
     is_warm: bool = True  # False until the model has answered and --warmups have run
+    on_body: Callable[[Body], None] | None = None  # told of the bodies of OpenAI's routes
     extras: dict[type, Any] = field(default_factory=dict)
 
     def extra(self, kind: type[T]) -> T:

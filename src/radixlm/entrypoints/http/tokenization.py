@@ -15,10 +15,12 @@ from radixlm.engine.located import tokenizer_folder
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.off_loop import SMALL_BYTES, off_loop
+from radixlm.entrypoints.http.openai.protocol import ChatRequest
+from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body, Ints, Objects
+from radixlm.entrypoints.request_model import Body, Ints, Objects, make
 from radixlm.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["admin"])
@@ -136,6 +138,7 @@ class Tokenize(Body):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | float | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -171,13 +174,15 @@ async def tokenize(request: Request) -> Response:
         raise InvalidRequest(message, "chat_template")
     if args.messages is not None:
         template = state.require_template()
+        names = ("messages", "chat_template_kwargs", "reasoning_effort")
+        chat = make(ChatRequest, {name: getattr(args, name) for name in names})
         prompt: str | list[str] = await render(
             state,
             args.messages,
             tools=None if args.tool_choice == "none" else args.tools,
             add_generation_prompt=args.add_generation_prompt,
             continue_final_message=args.continue_final_message,
-            template_kwargs=args.chat_template_kwargs,
+            template_kwargs=template_variables(state, chat),
         )
         adds = template.adds_special_tokens
     else:

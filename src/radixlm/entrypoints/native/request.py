@@ -70,6 +70,8 @@ class GenerateBody(Body):
     top_logprobs_num: PerPrompt[Annotated[int, Field(ge=0)]] = None
     token_ids_logprob: list[int | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
+    return_sampling_mask: PerPrompt[bool] = None
+    return_prompt_token_ids: PerPrompt[bool] = None
     score_choices: Strings | None = None
     resume: ResumeBody | None = None
 
@@ -138,7 +140,7 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     if len(counts) > 1:
         raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
     ((num_shown, _),) = counts
-    wants_logprobs = [request.logprobs is not None for request in requests]
+    wants_logprobs = [bool(one.get("return_logprob")) for one in values]
     for request in requests:
         _compute_best_of(request)
     if checked.resume is not None and checked.resume.num_emitted:
@@ -284,6 +286,12 @@ def _request(
     request.unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
     if values.get("return_logprob"):
         request.logprobs = _logprobs(values, sampling.max_new_tokens == 0)
+    request.requires_reasoning = bool(values.get("require_reasoning"))
+    request.max_thinking_tokens = values.get("max_thinking_tokens")
+    request.shows_prompt_ids = bool(values.get("return_prompt_token_ids"))
+    if values.get("return_sampling_mask"):
+        need = request.logprobs or LogprobParams()
+        request.logprobs = msgspec.structs.replace(need, kept=True)
     if kind == "text":
         request.text = prompt
     elif kind == "input_ids":

@@ -41,6 +41,7 @@ class ResponseBuilder:
         self._began_s = time.monotonic()
         # text of disjoint answers, by prompt and sample
         self._earlier: dict[tuple[int, int], str] = {}
+        self._output_ids: dict[tuple[int, int], list[int]] = {}  # of what reasons
         self.last_finish = Finish("abort")  # of the sample that ended last
         self.num_logprobs = 0  # of the last answer
 
@@ -51,6 +52,11 @@ class ResponseBuilder:
         if self._tokenizer is not None:
             answer["text"] = output.text
         answer["output_ids"] = output.token_ids
+        request = self._batch.requests[index]
+        if request.shows_prompt_ids:
+            prompt = request.prompt
+            ids = request.input_ids if prompt is None else prompt.plain.tolist()
+            answer["prompt_token_ids"] = ids
         answer["meta_info"] = self._meta(index, output)
         return answer
 
@@ -67,6 +73,8 @@ class ResponseBuilder:
         }
         if output.cached_details is not None:
             meta["cached_tokens_details"] = output.cached_details
+        if self._batch.requests[index].requires_reasoning:
+            meta["reasoning_tokens"] = self._reasoning_tokens(index, output)
         if output.adapter is not None:
             meta["lora_name"] = output.adapter.name
             meta["lora_digest"] = output.adapter.digest[:DIGEST_DIGITS]
@@ -79,6 +87,9 @@ class ResponseBuilder:
             self._add_check(index, output, meta)
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
+        need = self._batch.requests[index].logprobs
+        if need is not None and need.kept:
+            meta |= _sampling_mask(output)
         if output.hidden_states is not None:
             only_last = any(self._batch.wants_last_hidden[index : index + 1])
             rows = last_hidden if only_last else hidden_rows
@@ -86,6 +97,16 @@ class ResponseBuilder:
         if output.pooled is not None:
             meta["pooled"] = output.pooled
         return meta
+
+    def _reasoning_tokens(self, index: int, output: Output) -> int:
+        """Tokens of the output up to the end marker of the reasoning, and with it; all tokens
+        before it has come."""
+        ids = self._output_ids.setdefault((index, output.index), [])
+        ids[output.completion_tokens - len(output.token_ids) :] = output.token_ids
+        marker = self._batch.requests[index].reasoning_end or ""
+        end = self._tokenizer.encode(marker, False) if self._tokenizer is not None else []
+        places = (i + len(end) for i in range(len(ids)) if ids[i : i + len(end)] == end)
+        return next(places, len(ids))
 
     def _add_check(self, index: int, output: Output, meta: dict[str, Any]) -> None:
         """Tell of an answer that breaks a keyword of its schema which is not enforced."""
@@ -204,6 +225,16 @@ def spec_fields(output: Output) -> dict[str, Any]:
         "spec_num_correct_drafts": accepted,
         "spec_num_proposed_drafts": output.num_drafted,
         "spec_correct_drafts_histogram": output.draft_rounds,
+    }
+
+
+def _sampling_mask(output: Output) -> dict[str, Any]:
+    """What each token was drawn from, and its log-probability among them, under SGLang's names."""
+    kept = output.logprobs.kept if output.logprobs else []
+    return {
+        "output_token_sampling_mask": [ids for _, ids in kept],
+        "output_token_sampling_logprobs": [logprob for logprob, _ in kept],
+        "output_token_sampling_mask_length": output.completion_tokens,
     }
 
 

@@ -58,6 +58,11 @@ def detect(chat_template: str, rendered_prompt: str | None = None) -> str | None
     return "qwen3" if "<think>" in chat_template or "</think>" in chat_template else None
 
 
+def start_marker(name: str) -> str:
+    """The marker that begins the reasoning."""
+    return MARKERS[name].starts[0]
+
+
 def end_marker(name: str) -> str:
     """The marker after which the answer, and so a grammar, starts."""
     return MARKERS[name].ends[0]

@@ -5,9 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from radixlm.base import env
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.log import set_level
 from radixlm.config.observe import LOG_LEVELS
@@ -17,7 +19,9 @@ from radixlm.entrypoints.http.errors import DiskFull, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.native.response import finish_reason
 from radixlm.entrypoints.request_model import Body
+from radixlm.intake.call import current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
 from radixlm.observe.requestlog import FORMATS, LEVELS, RequestLines, time_stats
@@ -26,7 +30,7 @@ from radixlm.wire.replies import Finish
 
 router = APIRouter(tags=["admin"])
 
-TEXT_LEVEL = 2
+SAMPLING_LEVEL, TEXT_LEVEL = 1, 2
 
 
 class InternalState(Body):
@@ -50,34 +54,74 @@ class RequestLog(Observer):
         self, tokenizer: Tokenizer | None, is_on: bool, level: int, lines: RequestLines
     ) -> None:
         self._tokenizer, self.is_on, self.level, self.lines = tokenizer, is_on, level, lines
+        self._names = ("x-smg-routing-key", *map(str.lower, env.LOG_REQUEST_HEADERS.get()))
+        self._least_ms = env.LOG_REQUEST_EXCEEDED_MS.get()
+        self._headers_of: dict[str, dict[str, str]] = {}  # by request
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.level > TEXT_LEVEL
+
+    def body(self, body: Body) -> None:
+        """A body of an OpenAI route has come."""
+        if self.is_on and self.level >= TEXT_LEVEL:
+            values = body.model_dump(exclude_none=True, exclude_unset=True)
+            self.lines.received_body(values, self._headers(), self._is_whole)
 
     def submitted(self, state: RequestState) -> None:
-        if self.is_on:
-            text = self._text(state.wire.ids().tolist())
-            self.lines.received(
-                state.rid, self.level, state.prompt_tokens, state.wire.sampling, text
-            )
-
-    def ended(self, state: RequestState, finish: Finish) -> None:
         if not self.is_on:
             return
+        if headers := self._headers():
+            self._headers_of[state.rid] = headers
+        self.lines.received(_kind(state), self._fields(state), headers, self._is_whole)
+
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        headers = self._headers_of.pop(state.rid, {})
+        seconds = state.finished_s - state.arrival_s
         end, adapter = state.pending, state.wire.adapter
-        facts = {
-            "finish_reason": ": ".join(filter(None, (finish.kind, finish.message))),
-            **({"adapter": f"{adapter.name} {adapter.digest[:8]}"} if adapter else {}),
+        if not self.is_on or 1e3 * seconds < self._least_ms:
+            return
+        out = self._shown("text", state.output_ids)
+        if out and state.output_ids:
+            out["output_ids"] = list(state.output_ids)
+        out["meta_info"] = {
+            "id": state.rid,
+            "finish_reason": finish_reason(finish, len(state.output_ids)),
+            **({"lora_name": adapter.name, "lora_digest": adapter.digest[:8]} if adapter else {}),
             "prompt_tokens": state.prompt_tokens,
             "cached_tokens": end.cached_tokens if end else 0,
             "completion_tokens": len(state.output_ids),
-            "time_to_first_token": max(state.first_token_s - state.arrival_s, 0.0),
-            "e2e_latency": state.finished_s - state.arrival_s,
+            "time_to_first_token": round(max(state.first_token_s - state.arrival_s, 0.0), 6),
+            "e2e_latency": round(seconds, 6),
         }
-        self.lines.finished(state.rid, self.level, facts, self._text(state.output_ids))
+        self.lines.finished(_kind(state), self._fields(state), headers, out, self._is_whole)
 
-    def _text(self, ids: list[int]) -> str | None:
+    def _fields(self, state: RequestState) -> dict[str, Any]:
+        """Of the request, as much of it as the level shows."""
+        wire = state.wire
+        fields = {"rid": state.rid, **self._shown("text", wire.ids()[: wire.prompt_len].tolist())}
+        if self.level >= SAMPLING_LEVEL:
+            fields["sampling_params"] = msgspec.to_builtins(wire.sampling)
+        if wire.adapter is not None and self.level >= TEXT_LEVEL:
+            fields["lora_path"] = wire.adapter.name
+        return fields | {"return_logprob": wire.logprobs is not None, "stream": wire.stream}
+
+    def _shown(self, name: str, ids: list[int]) -> dict[str, Any]:
         """The text if the level shows it; decoding a long prompt takes time."""
         if self._tokenizer is None or self.level < TEXT_LEVEL:
-            return None
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+            return {}
+        return {name: self._tokenizer.decode(ids, skip_special_tokens=False)}
+
+    def _headers(self) -> dict[str, str]:
+        """Those of the running call that are logged."""
+        call = current_call()
+        found = call.headers if call is not None else {}
+        return {n: found[n.encode()].decode("latin-1") for n in self._names if n.encode() in found}
+
+
+def _kind(state: RequestState) -> str:
+    """The class of the request in SGLang."""
+    return "GenerateReqInput" if state.wire.pooling is None else "EmbeddingReqInput"
 
 
 class TimeStatsLog(Observer):
@@ -104,6 +148,7 @@ def install_request_log(state: ServerState) -> None:
     is_on, level = observe.log_requests, observe.log_requests_level
     request_log = RequestLog(state.tokenizer, is_on, level, lines)
     state.extras[RequestLog] = request_log
+    state.on_body = request_log.body
     state.intake.observers = (*state.intake.observers, request_log)
     if observe.enable_request_time_stats_logging:
         mode = state.config.disagg.disaggregation_mode

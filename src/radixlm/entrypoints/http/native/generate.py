@@ -29,6 +29,7 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
+from radixlm.entrypoints.reasoning import apply_reasoning
 from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
@@ -55,6 +56,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     batch = await off_loop(_size(body), read_generate, body, state.defaults)
     await take_resume(batch.resume)
     for one in batch.requests:
+        apply_reasoning(one, state.reasoning_format)
         apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"

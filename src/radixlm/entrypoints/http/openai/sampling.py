@@ -11,6 +11,7 @@ from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.reasoning import apply_reasoning
 from radixlm.entrypoints.request_options import request_options, unheld_of
 from radixlm.intake.records import GenerateRequest, grammar_of, in_client_words
 from radixlm.text.answer_check import UnheldSchema
@@ -61,6 +62,7 @@ def client_names(body: Generation) -> dict[str, str]:
     names = dict(parameter_names("sampling_params", body.api))
     if getattr(body, "max_completion_tokens", None) is None:
         names["max_new_tokens"] = "max_tokens"
+    names["max_thinking_tokens"] = "thinking_token_budget"
     names |= {"text": "prompt", "max_tokens": names["max_new_tokens"]}
     if getattr(body, "input_ids", None) is not None:
         names |= {"prompt": "input_ids", "text": "input_ids"}
@@ -158,5 +160,7 @@ def request_of(
         fair_key=fair_share_key(),
         **options,
     )
+    request.max_thinking_tokens = body.thinking_token_budget
+    apply_reasoning(request, state.reasoning_format)
     apply_role(state.config, request)
     return request

@@ -67,6 +67,7 @@ class Pooled(Body):
     truncate_prompt_tokens: Limit | None = None
 
 
+@with_fields("embeddings")
 class EmbeddingRequest(Pooled):
     """POST /v1/embeddings."""
 
@@ -105,6 +106,7 @@ class EncodeRequest(Body):
     video_data: Any = None
     audio_data: Any = None
     is_cross_encoder_request: bool = False
+    return_pooled_hidden_states: bool = False
     lora_path: str | list[str | None] | None = None
 
 
@@ -141,6 +143,7 @@ async def answer_embeddings(
     state: ServerState, body: EmbeddingRequest, activates: bool = False
 ) -> dict[str, Any]:
     """The whole answer. ``activates``: scores as probabilities."""
+    reject_unsupported(body)
     model = state.check_model(body.model)
     inputs: list[Any] = list(as_prompts(body.input, "input"))
     prompts = [
@@ -268,8 +271,10 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
         is_list = isinstance(value, list) and not isinstance(value[0], int)
     priority = body.priority
     prompts = _with_media(body, prompts, is_list)
-    adapter = body.lora_path
-    results = await pool(state, prompts, param, body.rid, priority, body.prompt_name, adapter)
+    adapter, with_hidden = body.lora_path, body.return_pooled_hidden_states
+    results = await pool(
+        state, prompts, param, body.rid, priority, body.prompt_name, adapter, None, with_hidden
+    )
     answers = [_native_answer(state, one, body.dimensions) for one in results]
     return answers if is_list else answers[0]
 
@@ -295,4 +300,5 @@ def _native_answer(
         "cached_tokens": output.cached_tokens,
         "weight_version": state.weight_version,
     }
-    return {"embedding": truncate(state, one.vector, dimensions), "meta_info": meta}
+    answer = {"embedding": truncate(state, one.vector, dimensions), "meta_info": meta}
+    return answer if one.hidden is None else answer | {"pooled_hidden_state": one.hidden}

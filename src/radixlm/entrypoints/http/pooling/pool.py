@@ -21,6 +21,7 @@ from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
+_PER_TOKEN = frozenset(("late", "steps"))  # kinds of pooling that leave a row a token
 Limit = Annotated[int, Field(ge=-1)]  # truncate_prompt_tokens of vLLM
 # texts that clients of the reference send with an image when they have none
 _NO_TEXT = (None, "", "padding")
@@ -49,10 +50,12 @@ Prompt = str | list[int] | Pair | MultimodalPrompt
 
 @dataclass(frozen=True, slots=True)
 class PoolingResult:
-    """The vector or scores of one prompt, and its last Output."""
+    """The vector or scores of one prompt, its last Output, and the pooled hidden state from which
+    the head made them, where it was asked for."""
 
     vector: list[float]
     output: Output
+    hidden: list[float] | None = None
 
 
 def pool_of(state: ServerState) -> Pool:
@@ -103,11 +106,17 @@ async def pool(
     prompt_name: str | None = None,
     adapter: str | list[str | None] | None = None,
     limit: int | None = None,
+    with_hidden: bool = False,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
     model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
-    ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes."""
-    is_whole = pool_of(state).pooling != "last"
+    ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes.
+    ``with_hidden``: return pooled hidden states too."""
+    kinds = pool_of(state).pooling.split("+")
+    if with_hidden and not _PER_TOKEN.isdisjoint(kinds):
+        message = "return_pooled_hidden_states: this model scores tokens, it pools no hidden state"
+        raise InvalidRequest(message, "return_pooled_hidden_states")
+    is_whole = kinds != ["last"]
     if isinstance(rid, list) and len(rid) != len(prompts):
         raise InvalidRequest(f"rid has {len(rid)} entries for {len(prompts)} inputs", "rid")
     adapters = adapter if isinstance(adapter, list) else [adapter] * len(prompts)
@@ -132,7 +141,7 @@ async def pool(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
                 prompt=read,
-                pooling=PoolingParams(first_len, is_whole),
+                pooling=PoolingParams(first_len, is_whole, with_hidden),
                 rid=name,
                 priority=priority,
                 fair_key=fair_share_key(),
@@ -140,13 +149,16 @@ async def pool(
             )
         )
     results = await generate.collect(state, requests)
-    return [_pooled(outputs[0]) for outputs in results]
+    num_hidden = state.intake.facts.embed_dim * len(kinds) if with_hidden else 0
+    return [_pooled(outputs[0], num_hidden) for outputs in results]
 
 
-def _pooled(output: Output) -> PoolingResult:
+def _pooled(output: Output, num_hidden: int) -> PoolingResult:
+    """``num_hidden``: numbers of the hidden state behind the vector."""
     if output.pooled is None:
         raise InvalidRequest("the engine returned no vector for this prompt")
-    return PoolingResult(output.pooled, output)
+    end = len(output.pooled) - num_hidden
+    return PoolingResult(output.pooled[:end], output, output.pooled[end:] if num_hidden else None)
 
 
 async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str) -> ReadPrompt:

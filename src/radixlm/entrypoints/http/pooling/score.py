@@ -27,12 +27,19 @@ from radixlm.entrypoints.http.pooling.rerank import scores_of
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
-from radixlm.entrypoints.request_model import Body, Ints, Strings
+from radixlm.entrypoints.request_model import (
+    Body,
+    Ints,
+    Strings,
+    reject_unsupported,
+    with_fields,
+)
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["pooled"])
 
 
+@with_fields("score")
 class ScoreRequest(Body):
     """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
     a model with a score head they are its scores of the pair, and ``label_token_ids`` may choose
@@ -45,6 +52,7 @@ class ScoreRequest(Body):
     apply_softmax: bool = False
     item_first: bool = False
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    return_pooled_hidden_states: bool = False
     model: str | None = None
     # of vLLM
     text_1: str | Strings | None = None
@@ -76,6 +84,7 @@ async def score(request: Request) -> Response:
 
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:
     """The whole answer."""
+    reject_unsupported(body)
     model = state.check_model(body.model)
     for first, second in _PAIRS:
         if None not in (getattr(body, first), getattr(body, second)):
@@ -86,13 +95,15 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
     if len(items) > MAX_INPUTS:
         raise InvalidRequest(f"items must hold up to {MAX_INPUTS} entries", "items")
+    hidden: list[list[float] | None] | None = None
     if not items:  # no scores of none, as SGLang answers
         scores, usage = list[list[float]](), prompt_usage([])
     elif has_scores(state):
-        scores, usage = await _of_head(state, body, items)
+        scores, usage, hidden = await _of_head(state, body, items)
     else:
         scores, usage = await _of_tokens(state, body, items)
-    return {"object": "scoring", "model": model, "scores": scores, "usage": usage}
+    shown = {} if hidden is None else {"pooled_hidden_states": hidden}
+    return {"object": "scoring", "model": model, "scores": scores, "usage": usage, **shown}
 
 
 async def _of_pairs(
@@ -134,18 +145,20 @@ async def _of_pairs(
 
 async def _of_head(
     state: ServerState, body: ScoreRequest, items: list[Any]
-) -> tuple[list[list[float]], dict[str, int]]:
-    """The scores of the score head for pairs of query and item."""
+) -> tuple[list[list[float]], dict[str, int], list[list[float] | None] | None]:
+    """The scores of the score head for pairs of query and item, and what it got."""
     query = body.query
     if not isinstance(query, str) or not all(isinstance(item, str) for item in items):
         raise InvalidRequest("items: a score head reads pairs of texts, not token ids", "items")
     pairs = [Pair(item, query) if body.item_first else Pair(query, item) for item in items]
-    results = await pool(state, pairs, "items")
+    with_hidden = body.return_pooled_hidden_states
+    results = await pool(state, pairs, "items", with_hidden=with_hidden)
     rows = []
     for one in results:
         scores = [value / body.temperature for value in one.vector]
         rows.append(_chosen(body, probabilities(state, scores) if body.apply_softmax else scores))
-    return rows, prompt_usage(results)
+    hidden = [one.hidden for one in results] if with_hidden else None
+    return rows, prompt_usage(results), hidden
 
 
 def _chosen(body: ScoreRequest, scores: list[float]) -> list[float]:
@@ -164,6 +177,12 @@ async def _of_tokens(
     state: ServerState, body: ScoreRequest, items: list[Any]
 ) -> tuple[list[list[float]], dict[str, int]]:
     """Probabilities of the label tokens after query and item."""
+    if body.return_pooled_hidden_states:
+        raise InvalidRequest(  # in SGLang's words
+            "return_pooled_hidden_states is not supported for CausalLM models: it needs one with a "
+            "score head",
+            "return_pooled_hidden_states",
+        )
     if body.label_token_ids is None:
         raise InvalidRequest("label_token_ids is required: the tokens to score", "label_token_ids")
     vocab = state.intake.facts.vocab

@@ -71,6 +71,8 @@ class ResponsesRequest(Body):
 
     user: str | None = None
     priority: Priority | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -120,6 +122,8 @@ def chat_of(
         "top_logprobs": body.top_logprobs,
         "stream": body.stream,
         "priority": body.priority,
+        "extra_key": body.extra_key,
+        "cache_salt": body.cache_salt,
         "chat_template_kwargs": body.chat_template_kwargs,
     } | pair_fields(body)
     for name, alias in parameter_names("chat", "responses").items():
