@@ -213,9 +213,9 @@ class TokenizerManager:
         if journal is not None and journal.is_resumed:
             size = 1 << 30  # a replay must not wait for its turn
         await self.occupation.is_open.wait()
-        await self.adapters.prepare(request.adapter)
         await self.weights.admit()
         async with call.turn(count, size):
+            await self.adapters.prepare(request.adapter)
             states = self.submit(request, share)
             try:
                 if share is not None and share.is_resumed:
