@@ -168,7 +168,7 @@ def test_an_accepted_eos_ends_the_request_whatever_it_asked_for() -> None:
     grammar = GrammarSpec("regex", "0")
     bench.submit("a", [1, 2, 3], 30, ignore_eos=True, grammar=grammar)
     bench.run()
-    assert bench.finish["a"].kind == "stop"
+    assert (bench.finish["a"].kind, bench.finish["a"].matched) == ("stop", EOS)
     assert bench.out["a"].count(EOS) == 1 and len(bench.out["a"]) == len(SCRIPTS[0]) + 1
 
 

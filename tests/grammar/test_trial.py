@@ -204,6 +204,11 @@ def test_queues_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         mine[2].matcher()
     assert mine[2].is_worth_another_try
     assert taken(queue, {}) == ["1", "5", "7", "2"]
+    for client in "abcd":
+        put(queue, client, client)
+    with pytest.raises(Overloaded):
+        put(queue, "e", "e")  # everybody has one
+    assert sorted(taken(queue, {})) == ["a", "b", "c", "d"]
 
 
 def test_tenants_share_no_grammars() -> None:
@@ -249,7 +254,9 @@ class Slow(Trial):
         raise TooSlow
 
 
-def test_a_slow_grammar_gets_its_time_apart_from_the_others() -> None:
+def test_a_slow_grammar_gets_its_time_apart_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trial, backend = Slow(), Backend()
     quick, slow = module._Queue(), module._Queue()
     future = GrammarFuture(FINE, 20, 30)
@@ -263,3 +270,8 @@ def test_a_slow_grammar_gets_its_time_apart_from_the_others() -> None:
     with pytest.raises(InvalidRequest, match="longer than 20 s"):
         future.matcher()
     assert backend.texts == []
+    refused = GrammarFuture(FINE, 20, 30)
+    monkeypatch.setattr(module, "_MAX_QUEUED_BY_CLIENT", 0)
+    assert first._do("a", refused)
+    with pytest.raises(Overloaded):
+        refused.matcher()

@@ -99,11 +99,32 @@ async def test_the_idle_one_that_was_used_longest_ago_makes_room_and_comes_back(
     assert list(registry.loaded) == ["a", "b", "d"] and "c" in registry
     engines.use("s", registry, "d")
     with pytest.raises(InvalidRequest, match="pinned: a; busy: b, d"):
-        await registry.prepare("c")
+        await registry.load("e", "/e")
+    coming = asyncio.ensure_future(registry.prepare("c"))  # a request waits for the users of b
+    while "c" not in registry.loaded:
+        await asyncio.sleep(0)
+    assert list(registry.loaded) == ["a", "d", "c"] and not coming.done()
     del engines.requests["r"]
-    await registry.prepare("c")
-    assert list(registry.loaded) == ["a", "d", "c"]
+    await coming
     assert (registry.num_loads, registry.num_evicted) == (5, 2)
+
+
+async def test_requests_for_more_adapters_than_may_be_loaded_take_turns() -> None:
+    engines = Engines()
+    registry = registry_of(engines, max_loaded=1)
+    for name in "ab":
+        await registry.load(name, f"/{name}")
+
+    async def serve(number: int) -> None:
+        name = "ab"[number % 2]
+        await registry.prepare(name)
+        assert list(registry.loaded) == [name]
+        engines.use(str(number), registry, name)
+        await asyncio.sleep(0)
+        del engines.requests[str(number)]
+
+    await asyncio.gather(*map(serve, range(6)))
+    assert len([verb for verb, _ in engines.calls if verb == LOAD]) < 8
 
 
 async def test_one_that_cannot_be_read_leaves_nothing() -> None:

@@ -263,3 +263,12 @@ async def test_an_engine_that_lost_its_state_announces_itself_again() -> None:
     two.links[0].say(Ready(FACTS | {"poison_rid": "a"}))
     assert state.is_quarantined and state.crash_count == 1
     assert two.links[1].requests[-1].ids().tolist() == [5, 6, 7]
+
+
+async def test_an_old_heartbeat_does_not_undo_the_end_of_a_pause() -> None:
+    two = Two()
+    for link in two.links:
+        link.say(Heartbeat(LoadReport(is_paused=True)))
+    two.intake.is_paused = False  # both have answered /continue_generation
+    two.links[0].say(Heartbeat(LoadReport(is_paused=False)))
+    assert not two.intake.is_paused

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from radixlm.intake.request_state import _cut
-from radixlm.wire.replies import Logprobs, TokenDelta
+from radixlm.intake.request_state import RequestState, _cut
+from radixlm.wire.replies import Finish, Logprobs, TokenDelta
+from radixlm.wire.requests import TokenizedRequest, pack_ids
+from radixlm.wire.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,23 @@ def test_log_probabilities_are_cut_with_their_tokens() -> None:
     cut = _cut(TokenDelta("r", [7, 8, 9], logprobs=told), 2).logprobs
     assert cut is not None and len(cut.chosen) == len(cut.top) == len(cut.asked) == 2
     assert cut.chosen == [-0.1, -0.2]
+
+
+class _Letters:
+    """A detokenizer of which each token id is a character."""
+
+    def feed(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("matched", "text"), [(None, "ab!"), (33, "ab")])
+def test_only_a_token_that_ended_the_text_is_cut(matched: int | None, text: str) -> None:
+    """A grammar that is complete where the model has no EOS ends with a token of its own."""
+    wire = TokenizedRequest("r", pack_ids([1]), SamplingParams())
+    state = RequestState(wire, 0, _Letters(), None)  # type: ignore[arg-type]
+    state.apply_delta(TokenDelta("r", [97, 98, 33], finish=Finish("stop", matched=matched)))
+    output = state.read()
+    assert output is not None and output.text == text and output.token_ids == [97, 98, 33]

@@ -95,3 +95,43 @@ def test_the_capacity_counts_every_token_once(streaming: bool) -> None:
     with pytest.raises(InvalidRequest, match="holds 900 tokens; 101 more exceed"):
         talk.ask("over", [1] * 101, rid=rid)
     assert len(talk.ask("fits", [1] * 100, rid=rid)) == 1000
+
+
+def test_a_request_that_is_refused_changes_nothing() -> None:
+    talk = Talk()
+    talk.ask("a", [1])
+    talk.end("a", [2])
+    talk.ask("b", [3], rid="a")
+    talk.end("b", [4])
+    for rid, ids, params in (
+        ("c", [0] * 2000, {"replace": True}),
+        ("a", [5], {"rid": "a", "replace": True}),
+        ("c", [0] * 2000, {"rid": "a", "replace": True}),
+    ):
+        with pytest.raises(InvalidRequest):
+            talk.ask(rid, ids, **params)
+    assert talk.ask("d", [9], rid="b") == [1, 2, 3, 4, 9]
+
+
+def test_what_no_engine_got_is_forgotten_and_its_id_is_of_the_one_that_runs() -> None:
+    talk = Talk()
+    talk.ask("a", [1])
+    talk.sessions.open(9, "t")
+
+    def request(rid: str, session: str, ids: list[int]) -> GenerateRequest:
+        return GenerateRequest(SamplingParams(), input_ids=ids, rid=rid, session={"id": session})
+
+    new = [request("x", "t", [1]), request("a", "t", [2])]
+    with pytest.raises(InvalidRequest, match="Duplicate"), talk.sessions.joined(new):
+        raise AssertionError
+    with (
+        pytest.raises(InvalidRequest, match="capacity"),
+        talk.sessions.joined([request("x", "t", [1] * 10)]),
+    ):
+        raise AssertionError
+    with talk.sessions.joined([request("x", "t", [1] * 9)]):
+        pass  # the client left before an engine had it
+    with talk.sessions.joined([request("x", "t", [1] * 9)]):
+        talk.end("x", [7])
+    talk.end("a", [2])
+    assert talk.ask("b", [9], rid="a") == [1, 2, 9]

@@ -64,6 +64,19 @@ def test_much_higher_priorities_preempt(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_a_preempted_request_of_great_age_does_not_take_its_place_back(depth: int) -> None:
+    bench, _ = _bench(max_running=1, priorities=True, preemption_threshold=10, depth=depth)
+    bench.submit("old", [1, 2, 3], 30, ignore_eos=True)
+    for _ in range(5):
+        bench.tick()
+    bench.now_s += 1000.0
+    bench.submit("urgent", [1, 2, 4], 3, priority=20)
+    bench.run()
+    assert list(bench.finish) == ["urgent", "old"]
+    assert bench.scheduler.planner.num_retracted == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("low_values_first", [False, True])
 @pytest.mark.parametrize(("gap", "preempts"), [(9, False), (10, False), (11, True)])
 def test_a_request_preempts_at_a_difference_above_the_threshold(

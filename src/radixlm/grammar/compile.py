@@ -225,6 +225,8 @@ class _Queue:
             is_full = sum(map(len, self._by_client.values())) > _MAX_QUEUED
             if len(futures) > _MAX_QUEUED_BY_CLIENT or (is_full and len(futures) == len(most)):
                 futures.pop()
+                if not futures:
+                    del self._by_client[client]
                 raise Overloaded("too many grammars wait to be compiled", retry_after_s=10)
             if is_full:
                 most.pop().give_up()
@@ -318,7 +320,10 @@ class _Worker(threading.Thread):
             may_compile = future.attempt(self._trial, cpu_s, is_last=self._slow is None)
             if may_compile is None and self._slow is not None:
                 future.queue()
-                self._slow.put(client, future)
+                try:
+                    self._slow.put(client, future)
+                except Overloaded:
+                    future.give_up()
             if not may_compile:
                 return may_compile is None
         self.current = future

@@ -174,13 +174,14 @@ class AdapterRegistry:
 
     async def prepare(self, name: str | None) -> None:
         """Wait until the adapter is loaded. InvalidRequest if it is not known or cannot be."""
-        if name is None:
-            return
-        name = self._version_of(name)
-        if name in self._dropped and name not in self._by_name:
-            await self._whole(self._come_back(name))
-        while (task := self._find(name).task) is not None:  # or of what has replaced it
-            await asyncio.shield(task)
+        while name is not None:  # what was waited for may have made room for another
+            version = self._version_of(name)
+            if version in self._dropped and version not in self._by_name:
+                await self._whole(self._come_back(version))
+            elif (task := self._find(version).task) is not None:  # or of what has replaced it
+                await asyncio.shield(task)
+            else:
+                return
 
     def ref(self, name: str | None, prompt: bytes = b"") -> AdapterRef | None:
         """What a request for this adapter carries, with a packed prompt; InvalidRequest if it is
@@ -258,7 +259,7 @@ class AdapterRegistry:
             dropped = self._dropped.get(name)
             if dropped is not None and name not in self._by_name:
                 renewed = replace(dropped, number=next(self._numbers), digest="")
-                await self._add(renewed)
+                await self._add(renewed, is_asked=True)
 
     async def _load(self, adapter: Loaded, replaces: bool) -> None:
         name = adapter.name
@@ -279,12 +280,17 @@ class AdapterRegistry:
         """Held by the load that a name has at a time."""
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _add(self, adapter: Loaded) -> None:
-        await self._make_room()
+    async def _add(self, adapter: Loaded, is_asked: bool = False) -> None:
+        oldest = await self._find_room(is_asked)
         self._check(adapter.name, adapter.path, adapter.is_pinned, replaces=False)
+        if oldest is not None:
+            log.info("adapter %s is dropped for want of room", oldest.name)
+            self.num_evicted += 1
+            self._dropped[oldest.name] = self._by_name.pop(oldest.name)
         self._by_name[adapter.name] = adapter
-        await self._finish(adapter)
-        self._dropped.pop(adapter.name, None)
+        await self._finish(adapter, oldest)
+        if adapter.name in self._by_name:  # else another has taken its room since
+            self._dropped.pop(adapter.name, None)
 
     def _check(self, name: str, path: str, is_pinned: bool, replaces: bool) -> None:
         is_named = 0 < len(name) <= MAX_NAME and name.isprintable() and not name.startswith(":")
@@ -312,42 +318,41 @@ class AdapterRegistry:
                 "pinned",
             )
 
-    async def _make_room(self) -> None:
-        """Drop the idle adapter that was used longest ago, where there are too many."""
+    async def _find_room(self, is_asked: bool) -> Loaded | None:
+        """The adapter that was used longest ago and has to go, None if there is room: an idle one;
+        for one that a request asks for (``is_asked``), any. InvalidRequest if none can go."""
         most = self.options.max_loaded
         while most is not None and len(self._by_name) >= most:
-            idle = [
-                one
-                for one in self._by_name.values()
-                if not (one.is_pinned or one.task or self.num_users(one))
-            ]
-            if not idle:
-                pinned = [one.name for one in self._by_name.values() if one.is_pinned]
-                busy = [one.name for one in self._by_name.values() if not one.is_pinned]
+            known = self._by_name.values()
+            found = [one for one in known if not (one.is_pinned or one.task)]
+            idle = [one for one in found if not self.num_users(one)]
+            if idle or (found and is_asked):
+                return min(idle or found, key=lambda one: one.used_s)
+            pinned = [one.name for one in known if one.is_pinned]
+            if not is_asked or len(pinned) == len(known):
+                busy = [one.name for one in known if not one.is_pinned]
                 raise InvalidRequest(
                     f"load_lora_adapter: {most} adapters are loaded (--max-loaded-loras), pinned: "
                     f"{', '.join(pinned) or 'none'}; busy: {', '.join(busy) or 'none'}"
                 )
-            oldest = min(idle, key=lambda one: one.used_s)
-            log.info("adapter %s is dropped for want of room", oldest.name)
-            self.num_evicted += 1
-            del self._by_name[oldest.name]
-            self._dropped[oldest.name] = oldest
-            await self._tell(UNLOAD, number=oldest.number)
+            await asyncio.sleep(USER_POLL_S)  # the others are being read
+        return None
 
-    async def _finish(self, adapter: Loaded) -> None:
-        """Wait until the adapter is read, even if the caller leaves."""
+    async def _finish(self, adapter: Loaded, oldest: Loaded | None = None) -> None:
+        """Wait until the adapter is read, even if the caller leaves. ``oldest`` goes before."""
         adapter.used_s = time.monotonic()
         self._reading[adapter.number] = adapter
-        adapter.task = asyncio.ensure_future(self._read(adapter))
+        adapter.task = asyncio.ensure_future(self._read(adapter, oldest))
         self._tasks.add(adapter.task)
         adapter.task.add_done_callback(self._tasks.discard)
         await asyncio.shield(adapter.task)
 
-    async def _read(self, adapter: Loaded) -> None:
+    async def _read(self, adapter: Loaded, oldest: Loaded | None) -> None:
         """By all engines, or by none."""
         wanted = Wanted("adapter", "lora_path", folder=self.options.download_dir)
         try:
+            if oldest is not None:
+                await self._retire(oldest)
             if adapter.spool is None and scheme_of(adapter.path) is not None:
                 adapter.folder = str(await asyncio.to_thread(locate_model, adapter.path, wanted))
             facts = await self._read_once(adapter)

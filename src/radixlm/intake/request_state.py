@@ -216,7 +216,8 @@ class RequestState:
         if self.detokenizer is None:
             return "", None, count
         ids, finish = delta.tokens, delta.finish
-        if finish is not None and finish.kind == "stop" and not self.wire.sampling.no_stop_trim:
+        is_stopped = finish is not None and finish.kind == "stop" and finish.matched is not None
+        if is_stopped and not self.wire.sampling.no_stop_trim:
             ids = ids[:-1]  # the token that ended the text is not part of it
         if self.stop is None:
             text = self.detokenizer.feed(ids)

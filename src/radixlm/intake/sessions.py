@@ -14,7 +14,8 @@ its ``rid``, and one runs at a time.
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +67,7 @@ class Sessions(Observer):
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._open: dict[str, _Session] = {}
-        self._owner: dict[str, str] = {}  # running rid -> session
+        self._running: dict[str, tuple[str, GenerateRequest]] = {}  # with the session, by rid
 
     def open(
         self,
@@ -111,14 +112,18 @@ class Sessions(Observer):
             )
         ids = self._ids(request)
         before, parent = self._before(session, params)
+        gone = _replaced(session, parent) if params.get("replace") else set()
         if parent is not None and self._tokenizer is not None:
             bos = self._tokenizer.bos_id
             ids = ids[1:] if bos is not None and ids[:1] == [bos] else ids
         request.text, request.input_ids = None, before + ids
         request.rid = request.rid or secrets.token_hex(16)
-        if request.rid in session.turns:
+        if request.rid in self._running:
+            raise InvalidRequest(f"rid: Duplicate request ID detected: {request.rid}", "rid")
+        kept = {name: turn for name, turn in session.turns.items() if name not in gone}
+        if request.rid in kept:
             raise InvalidRequest(f"rid: {request.rid!r} is in this session already", "rid")
-        turns = session.turns.values()
+        turns = kept.values()
         held = sum(len(t.prompt_ids) - t.start + len(t.output_ids or ()) for t in turns)
         if session.capacity and held + len(ids) > session.capacity:
             raise InvalidRequest(
@@ -126,15 +131,29 @@ class Sessions(Observer):
                 f"capacity of {session.capacity}",
                 "session_params",
             )
+        session.turns = kept
         session.turns[request.rid] = _Turn(request.input_ids, parent, start=len(before))
         session.used_s = time.monotonic()
-        self._owner[request.rid] = name
+        self._running[request.rid] = name, request
 
-    def forget(self, request: GenerateRequest) -> None:
-        """The request was refused after ``extend``: it is no part of its session."""
-        name = self._owner.pop(request.rid or "", None)
-        if name in self._open:
-            self._open[name].turns.pop(request.rid or "", None)
+    @contextmanager
+    def joined(self, requests: Sequence[GenerateRequest]) -> Iterator[None]:
+        """``extend`` them; those that no engine has got at the end are no part of their session."""
+        try:
+            for request in requests:
+                self.extend(request)
+            yield
+        finally:
+            for request in requests:
+                self._forget(request)
+
+    def _forget(self, request: GenerateRequest) -> None:
+        rid = request.rid or ""
+        name, running = self._running.get(rid, ("", None))
+        if running is request:
+            del self._running[rid]
+            if name in self._open:
+                self._open[name].turns.pop(rid, None)
 
     def _session(self, params: Mapping[str, Any]) -> tuple[str, _Session]:
         if not isinstance(params, Mapping):
@@ -173,8 +192,6 @@ class Sessions(Observer):
                 raise InvalidRequest(f"{where}: the session is streaming; leave it out", where)
             rid = next(reversed(session.turns), None)
         if rid is None:
-            if params.get("replace"):
-                session.turns.clear()
             return [], None
         turn = session.turns.get(rid)
         if turn is None:
@@ -184,8 +201,6 @@ class Sessions(Observer):
             )
         if turn.output_ids is None:
             raise InvalidRequest(f"session_params.rid: {rid!r} still runs", "session_params.rid")
-        if params.get("replace"):
-            _forget_after(session, rid)
         before = list(turn.prompt_ids)
         if not params.get("drop_previous_output"):
             before += turn.output_ids
@@ -196,8 +211,8 @@ class Sessions(Observer):
 
     def ended(self, state: RequestState, finish: Finish) -> None:
         """A request of a session is whole: later ones may go on from it."""
-        name = self._owner.pop(state.rid, None)
-        session = self._open.get(name) if name else None
+        name, _ = self._running.pop(state.rid, ("", None))
+        session = self._open.get(name)
         if session is None:
             return
         if finish.kind == "error" or (session.streaming and finish.kind == "abort"):
@@ -208,10 +223,12 @@ class Sessions(Observer):
                 turn.start, session.turns = 0, {state.rid: turn}
 
 
-def _forget_after(session: _Session, rid: str) -> None:
-    """Drop all requests that go on from ``rid``."""
-    gone = {rid}
-    for name, turn in list(session.turns.items()):  # in order of arrival: parents come first
-        if turn.parent in gone:
+def _replaced(session: _Session, rid: str | None) -> set[str]:
+    """The requests that go on from ``rid``; None: all."""
+    if rid is None:
+        return set(session.turns)
+    gone: set[str] = set()
+    for name, turn in session.turns.items():  # in order of arrival: parents come first
+        if turn.parent == rid or turn.parent in gone:
             gone.add(name)
-            del session.turns[name]
+    return gone

@@ -96,7 +96,7 @@ class TokenizerManager:
         self.requests: dict[str, RequestState] = {}
         self.token_s = 0.0  # when a token last came
         self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed
-        self.is_paused = False
+        self._is_paused = False
         self.occupation = MemoryOccupation(self)
         self.ready = asyncio.Event()
         self.adapters = AdapterRegistry(self, facts.adapters)
@@ -111,6 +111,18 @@ class TokenizerManager:
     def is_accepting(self) -> bool:
         """Whether requests may come."""
         return not self.leaving.is_set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused the engines."""
+        return self._is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        """All engines have answered; their last heartbeats may be older."""
+        self._is_paused = is_paused
+        for replica in self.replicas.ready:
+            replica.load.is_paused = is_paused
 
     def start(self) -> None:
         """Start to receive messages from the engines; call it inside the event loop."""
@@ -213,9 +225,9 @@ class TokenizerManager:
         if journal is not None and journal.is_resumed:
             size = 1 << 30  # a replay must not wait for its turn
         await self.occupation.is_open.wait()
-        await self.adapters.prepare(request.adapter)
         await self.weights.admit()
         async with call.turn(count, size):
+            await self.adapters.prepare(request.adapter)
             states = self.submit(request, share)
             try:
                 if share is not None and share.is_resumed:
@@ -419,7 +431,7 @@ class TokenizerManager:
                 for observer in self.observers:
                     observer.logged(message.lines)
             # another HTTP process may have paused it
-            self.is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
+            self._is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
             self.occupation.note()
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):

@@ -335,7 +335,8 @@ class Committer:
         except RequestError as error:
             return Finish("error", message=str(error), status=error.status)
         is_other = finish is None or finish.kind == "length"
-        return Finish("stop") if is_complete and is_other else finish
+        end = Finish("stop", matched=token if token in self.limits.eos_ids else None)
+        return end if is_complete and is_other else finish
 
     def _finish_of(self, request: Request, token: int) -> Finish | None:
         """Why the request ends with ``token``, its newest; None if it does not."""

@@ -76,6 +76,7 @@ class Planner:
         self._room = self._max_items = limits.max_micro_batch or sys.maxsize
         self._blocked: Request | None = None  # with priorities: the one that found no room last
         self._held: Request | None = None  # a victim that this step leaves out
+        self._preemptor: Request | None = None  # for which a victim was retracted
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
@@ -378,7 +379,11 @@ class Planner:
         if self._is_full() and not self.limits.priorities:
             return  # nobody can be admitted: the queue need not be sorted
         left = min(left, self.limits.max_prefill_tokens)
-        for request in self.queue.in_order(now_s):
+        waiting = self.queue.in_order(now_s)
+        if self._preemptor is not None:  # else a victim of great age would take its place back
+            waiting.sort(key=lambda request: request is not self._preemptor)
+            self._preemptor = None
+        for request in waiting:
             if left <= 0 or len(prefills) >= self._room:
                 break
             if request.wire.is_quarantined or not self._is_ready(request):
@@ -499,6 +504,7 @@ class Planner:
             self._held, self._blocked = victim, request
         else:
             self.retract(victim)
+            self._preemptor = request
 
     def too_long(self, request: Request) -> RequestError | None:
         """Why the request can never run, if so."""

@@ -10,7 +10,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.errors import FinishError, json_answer, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
@@ -68,14 +68,9 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     has_times = state.config.observe.enable_metrics
     builder = ResponseBuilder(state.tokenizer, batch, state.weight_version, dim, has_times)
     await _prepare(state, batch)
-    try:
-        if batch.stream:
-            return await stream_response(request, _events(state, builder))
-        answers = await cancel_on_disconnect(request, _collect(state, batch, builder))
-    except RequestError:
-        for refused in batch.requests:
-            state.sessions.forget(refused)
-        raise
+    if batch.stream:
+        return await stream_response(request, _events(state, batch, builder))
+    answers = await cancel_on_disconnect(request, _collect(state, batch, builder))
     return await json_answer(answers if batch.is_list else answers[0])
 
 
@@ -86,7 +81,7 @@ def _size(body: dict[str, Any]) -> int:
 
 
 async def _prepare(state: ServerState, batch: Batch) -> None:
-    """Tokenize long texts in a thread, and add the requests to their sessions."""
+    """Name the requests, and tokenize long texts in a thread."""
     name = request_id()
     for index, request in enumerate(batch.requests):
         if name is not None and request.session is None:
@@ -99,7 +94,6 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
                 score_after(request, len(start), len(request.input_ids))
             request.text = None
         request.fair_key = fair_share_key()
-        state.sessions.extend(request)
 
 
 async def _collect(
@@ -114,8 +108,9 @@ async def _collect(
             for output in likeliest(outputs, batch.num_shown)
         ]
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
+    with state.sessions.joined(batch.requests):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
     return [answer for task in tasks for answer in task.result()]
 
 
@@ -126,15 +121,18 @@ def raise_failed(output: Output) -> None:
         raise FinishError(finish)
 
 
-async def _events(state: ServerState, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
+async def _events(
+    state: ServerState, batch: Batch, builder: ResponseBuilder
+) -> AsyncGenerator[bytes, None]:
     is_first = True
-    async for answer in builder.stream(state.intake, off_loop_of):
-        reason = answer["meta_info"]["finish_reason"]
-        if reason and reason["type"] == "abort" and reason["err_type"] and is_first:
-            raise FinishError(builder.last_finish)
-        is_first = False
-        size = BYTES_A_LOGPROB * builder.num_logprobs
-        yield await off_loop(size, event, answer)
+    with state.sessions.joined(batch.requests):
+        async for answer in builder.stream(state.intake, off_loop_of):
+            reason = answer["meta_info"]["finish_reason"]
+            if reason and reason["type"] == "abort" and reason["err_type"] and is_first:
+                raise FinishError(builder.last_finish)
+            is_first = False
+            size = BYTES_A_LOGPROB * builder.num_logprobs
+            yield await off_loop(size, event, answer)
     yield DONE
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from radixlm.base.errors import RadixError, RequestError
+from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.records import GenerateRequest, Output
@@ -30,28 +30,18 @@ def raise_failed(output: Output) -> None:
         raise FinishError(finish)
 
 
-def prepare(state: ServerState, requests: Sequence[GenerateRequest]) -> None:
-    """Add the requests to their sessions, right before they are sent."""
-    for request in requests:
-        state.sessions.extend(request)
-
-
 async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> list[list[Output]]:
     """The finished samples of each prompt; if one fails, the others are cancelled."""
-    prepare(state, requests)
-    if len(requests) == 1:
-        return [await _one(state, requests[0])]
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_one(state, request)) for request in requests]
+    with state.sessions.joined(requests):
+        if len(requests) == 1:
+            return [await _one(state, requests[0])]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_one(state, request)) for request in requests]
     return [task.result() for task in tasks]
 
 
 async def _one(state: ServerState, request: GenerateRequest) -> list[Output]:
-    try:
-        outputs = await state.intake.collect(request)
-    except RequestError:
-        state.sessions.forget(request)
-        raise
+    outputs = await state.intake.collect(request)
     for output in outputs:
         raise_failed(output)
     return outputs
@@ -61,26 +51,22 @@ async def stream(
     state: ServerState, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """(index of the prompt, delta) as they come. A failure is raised after the deltas before it."""
-    prepare(state, requests)
-    if len(requests) == 1:
-        async with aclosing(_deltas(state, requests[0])) as deltas:
-            async for output in deltas:
-                yield 0, output
-        return
-    async with aclosing(_merged(state, requests)) as merged:
-        async for pair in merged:
-            yield pair
+    with state.sessions.joined(requests):
+        if len(requests) == 1:
+            async with aclosing(_deltas(state, requests[0])) as deltas:
+                async for output in deltas:
+                    yield 0, output
+            return
+        async with aclosing(_merged(state, requests)) as merged:
+            async for pair in merged:
+                yield pair
 
 
 async def _deltas(state: ServerState, request: GenerateRequest) -> AsyncGenerator[Output, None]:
-    try:
-        async with aclosing(state.intake.stream(request)) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                raise_failed(output)
-                yield output
-    except RequestError:
-        state.sessions.forget(request)
-        raise
+    async with aclosing(state.intake.stream(request)) as outputs:  # type: ignore[type-var]
+        async for output in outputs:
+            raise_failed(output)
+            yield output
 
 
 async def _merged(
