@@ -130,9 +130,7 @@ class Directory:
                 if time.perf_counter() - began_s > LIMIT_S:
                     raise TransferError(f"{host}:{port}: {pp * tp} ranks are not told in time")
                 known.append(self._rank(host, port, tp_rank, group, pp_rank))
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[host, port, group] = known
+            self._learn((host, port, group), known)
             self.seconds += time.perf_counter() - began_s
             self.num_asked += 1
         return known
@@ -147,8 +145,13 @@ class Directory:
             _number(answer, name, MAX_RANKS)
             for name in ("prefill_attn_tp_size", "prefill_dp_size", "prefill_pp_size")
         )
-        self._known[host, port, -1] = [Address("", count) for count in (tp, dp, pp)]
+        self._learn((host, port, -1), [Address("", count) for count in (tp, dp, pp)])
         return tp, dp, pp
+
+    def _learn(self, place: tuple[str, int, int], found: list[Address]) -> None:
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[place] = found
 
     def _rank(self, host: str, port: int, tp_rank: int, group: int, pp_rank: int) -> Address:
         query = {"engine_rank": tp_rank, "target_dp_group": group, "target_pp_rank": pp_rank}
