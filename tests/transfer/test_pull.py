@@ -248,9 +248,7 @@ class Liar:
         with self._listener, self._listener.accept()[0] as sock:
             self._say(server_frames(sock, 5.0), *self._said)
 
-    def _say(
-        self, frames: Any, answer: Ready, payload: bytes, arenas: Any, backend: str
-    ) -> None:
+    def _say(self, frames: Any, answer: Ready, payload: bytes, arenas: Any, backend: str) -> None:
         nonce = b"n" * 32
         frames.send(Challenge(1, nonce))
         hello = frames.receive()
