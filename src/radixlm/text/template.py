@@ -362,13 +362,13 @@ def _add_counters(tree: nodes.Template) -> None:
     bodies = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock)
     for node in list(tree.find_all(bodies)):
         num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        call = nodes.Call(_imported(_iterate), [nodes.Const(num_chars)], [], None, None)
+        count = nodes.Call(_imported(_iterate), [nodes.Const(num_chars)], [], None, None)
         body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
-        body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
-    for node in list(tree.find_all((nodes.Call, nodes.Filter, nodes.Test))):
-        if (values := node.dyn_args) is not None:  # type: ignore[attr-defined]
-            call = nodes.Call(_imported(_splat), [values], [], None, None)
-            node.dyn_args = call.set_lineno(node.lineno)  # type: ignore[attr-defined]
+        body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
+    for call in list(tree.find_all((nodes.Call, nodes.Filter, nodes.Test))):
+        if (values := call.dyn_args) is not None:  # type: ignore[attr-defined]
+            counted = nodes.Call(_imported(_splat), [values], [], None, None)
+            call.dyn_args = counted.set_lineno(call.lineno)  # type: ignore[attr-defined]
     _replace_concat(tree)
 
 
