@@ -156,7 +156,12 @@ class Tokenizer:
             return b"".join([table[i] for i in ids]).decode("utf-8", "replace")
         if not spaces_between_special_tokens and isinstance(self.backend, PythonBackend):
             return self.backend.decode_unspaced(ids)
-        return self.backend.decode(ids, skip_special_tokens=False)
+        try:
+            return self.backend.decode(ids, skip_special_tokens=False)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            return b"".join(self.bytes_by_id[i] for i in ids).decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> str:
         """The text of one token inside a text; U+FFFD for a part of a character."""
@@ -206,13 +211,18 @@ class Tokenizer:
         return self.backend.token_to_id(token) if token is not None else None
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library has found a fault of its own, which it does not raise as an Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
     """The library panics where a regular expression exceeds its limit of steps."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if not _is_panic(error):
             raise
         message = f"text: the tokenizer cannot read it: {str(error)[:200]}"
         raise InvalidRequest(message, "text") from None
