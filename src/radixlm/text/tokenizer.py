@@ -261,6 +261,13 @@ def load_tokenizer(
             f"--tokenizer-mode {mode!r} is unknown; choose one of: {', '.join(MODES)}"
         )
     config = _read_config(folder) if folder.is_dir() else {}
+    try:
+        return _load(folder, mode, trust_remote_code, config)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # of values in it
+        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: {error!r}") from error
+
+
+def _load(folder: Path, mode: str, trust_remote_code: bool, config: Mapping[str, Any]) -> Tokenizer:
     file = folder / "tokenizer.json"
     if mode == "auto" and file.is_file():
         backend: Backend = _complete(_read_backend(file), config)
@@ -312,7 +319,7 @@ def _read_text(path: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
