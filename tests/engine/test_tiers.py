@@ -3,9 +3,11 @@ and hidden states, also when the KV of a prompt comes from the tier of an engine
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine import tiers as engine_tiers
 from radixlm.engine.features.arrival_rules import ArrivalOptions
+from radixlm.engine.model_info import ZOO
 from radixlm.speculative.lengths import DraftLength
 from tests.engine.drafted_engine import drafted_engine
 from tests.fakes import tiers as fakes
@@ -163,6 +166,39 @@ def test_adapters_have_keys_of_their_own(tmp_path: Path) -> None:
                     found = answer["meta_info"]["cached_tokens_details"]["host"]
                     assert (found >= 64) == bool(turn or life)
                 assert engine.flush_cache()
+
+
+@pytest.mark.parametrize("impl", ["radixlm", "transformers"])
+def test_another_config_has_keys_of_its_own(impl: str) -> None:
+    base, tier = str(cached_tiny("Qwen3ForCausalLM")), DictTier()
+    rope = '{"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}'
+    answers = []
+    for overrides in ("{}", rope):
+        options = {"model_impl": impl, "json_model_override_args": overrides}
+        with tiered_engine([tier], model_path=base, page_size=16, **options) as engine:
+            answers.append(engine.generate(TEXTS[0], GREEDY))
+    assert hits(answers) == 0 and answers[0]["output_ids"] != answers[1]["output_ids"]
+    assert answers[1]["output_ids"] == _native(base, rope)
+
+
+@lru_cache
+def _native(model: str, overrides: str) -> list[int]:
+    with drafted_engine(None, model_path=model, json_model_override_args=overrides) as engine:
+        return list(engine.generate(TEXTS[0], GREEDY)["output_ids"])
+
+
+def test_pages_with_drafts_of_other_weights_are_stored_apart(tmp_path: Path) -> None:
+    tier, draft, other = DictTier(), ZOO / "radix-tiny-draft", tmp_path / "other"
+    shutil.copytree(draft, other)
+    (weights,) = other.glob("*.safetensors")
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    for path in (draft, draft, other):
+        options = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(path)}
+        with tiered_engine([tier], page_size=16, **options):
+            pass
+    assert len(tier.__dict__["parts"]) == 2
 
 
 class Always(DraftLength):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import struct
 import wave
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.multimodal import audio as audio_files
 from radixlm.multimodal.audio import BLOCK_S, MAX_SECONDS, cut, read_audio, resample
 
 RATE = 8000
@@ -103,6 +106,41 @@ def test_unreadable_audio_is_refused_by_name() -> None:
         with pytest.raises(InvalidRequest, match=r"^here"):
             read_audio(data, RATE, "here")
     assert len(TONE) > MAX_SECONDS
+
+
+class Blocks:
+    """A file of soundfile, of so many equal samples."""
+
+    samplerate, channels = 8000, 2
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> Blocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def blocks(self, size: int, dtype: str, always_2d: bool) -> Iterator[np.ndarray]:
+        assert always_2d
+        for first in range(0, self._count - 10, size):  # less than the header says
+            row = np.array([[0.25, 0.75]], dtype)
+            yield row.repeat(min(size, self._count - 10 - first), 0)
+
+
+def test_files_of_other_formats_are_mixed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Blocks(8000)
+    library = SimpleNamespace(SoundFile=lambda file: made, SoundFileError=OSError)
+    monkeypatch.setattr(audio_files, "extra", lambda *_: library)
+    found = read_audio(b"fLaC", 8000, "here")
+    assert len(found) == 7990 and (found == 0.5).all()
+    monkeypatch.setattr(audio_files, "MAX_SAMPLES", 7999)
+    with pytest.raises(InvalidRequest, match="here has 8000 samples of 2 channels"):
+        read_audio(b"fLaC", 8000, "here")
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes import toy_tokenizer
+from tokenizers import decoders
 
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.token_bytes import Decoder
@@ -108,3 +109,13 @@ def test_an_unknown_decoder_holds_back_partial_characters() -> None:
     deltas = stream(Detokenizer(generic), ids, 1)
     assert "".join(deltas) == "a😀b\ufffd"
     assert not any("\ufffd" in delta for delta in deltas[:-1])
+
+
+def test_a_decoder_that_panics_gives_the_text_of_the_single_tokens() -> None:
+    backend = toy_tokenizer.build("words")
+    backend.add_tokens([" "])
+    backend.decoder = decoders.Strip(" ", 1, 1)  # of which one space has too few
+    tokenizer = Tokenizer(backend, Decoder.from_json(backend.decoder.__getstate__()), {}, {})
+    ids = [tokenizer.token_id(piece) or 0 for piece in ("one", " ", "two")]
+    assert tokenizer.decode(ids) == "one two"
+    assert "".join(stream(Detokenizer(tokenizer), ids, 1)) == "one two"

@@ -31,6 +31,14 @@ BOMBS = """
 {{ ("ab"*5000000)|groupby(0)|length }}
 {{ ("ab"*5000000)|sort|length }}
 {{ ("ab"*9000000)|map("upper")|list|length }}
+{{ ("a"*60000000)|list|length }}
+{{ ("ab,"*20000000).split(",")|length }}
+{{ ("a "*30000000).rsplit()|length }}
+{{ ("a\\n"*30000000).splitlines()|length }}
+{{ ([0]*100000000)|length }}
+{{ cycler(*("a"*60000000)) }}
+{{ "a"|format(*("a"*60000000)) }}
+{{ "".join("a"*60000000)|length }}
 """.strip().splitlines()
 
 

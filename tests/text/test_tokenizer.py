@@ -154,6 +154,26 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"added_tokens_decoder": [1]},
+        {"added_tokens_decoder": {"x": {"content": "y"}}},
+        {"added_tokens_decoder": {"9": {}}},
+        {"additional_special_tokens": 3},
+        {"bos_token": "\ud800"},
+        {"chat_template": [{"name": "default"}]},
+    ],
+    ids=str,
+)
+def test_values_of_wrong_types_are_errors_of_the_checkpoint(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    folder = toy_tokenizer.save(toy_tokenizer.build("words"), tmp_path, **values)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: "):
+        load_tokenizer(folder)
+
+
 def test_a_folder_without_tokenizer_json_goes_through_transformers(tmp_path: Path) -> None:
     model = toy_tokenizer.byte_level().model
     model.save(str(tmp_path))

@@ -299,6 +299,23 @@ def test_a_disk_that_others_fill_keeps_its_free_bytes(
     assert not tier.stats()["is_off"]
 
 
+def test_a_disk_that_is_filled_at_once_gives_back_many_segments(tmp_path: Path) -> None:
+    files = FullFiles()
+    store = SegmentStore(tmp_path / "x", IDENTITY, 1 << 24, files, segment_bytes=2048)
+    store.open()
+    keys = chain(1000)
+    for key in keys:
+        store.append(key, b"z" * 400)
+    store.flush()
+    store.used(keys)
+    assert len(store.sizes) > 300
+    files.free = 0
+    for key in chain(4, b"more"):
+        store.append(key, b"z" * 400)
+    assert len(store.sizes) == 1
+    store.close()
+
+
 def test_a_folder_that_goes_away_is_no_error(
     tmp_path: Path, open_tiers: list[SegmentTier], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -236,24 +236,25 @@ def test_the_outbox_drops_the_oldest_pages_that_nobody_reads() -> None:
 class Liar:
     """A peer that knows the secret and answers a Want with what a test says."""
 
-    def __init__(self, answer: Ready, payload: bytes = b"", arenas: Any = ()) -> None:
+    def __init__(
+        self, answer: Ready, payload: bytes = b"", arenas: Any = (), backend: str = ""
+    ) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address(*self._listener.getsockname()[:2])
-        self._said = answer, payload, arenas
+        self._said = answer, payload, arenas, backend or ("shm" if arenas else "tcp")
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        answer, payload, arenas = self._said
         with self._listener, self._listener.accept()[0] as sock:
-            self._say(server_frames(sock, 5.0), answer, payload, arenas)
+            self._say(server_frames(sock, 5.0), *self._said)
 
-    def _say(self, frames: Any, answer: Ready, payload: bytes, arenas: Any) -> None:
+    def _say(self, frames: Any, answer: Ready, payload: bytes, arenas: Any, backend: str) -> None:
         nonce = b"n" * 32
         frames.send(Challenge(1, nonce))
         hello = frames.receive()
         assert isinstance(hello, Hello)
         said = proof(SECRET, "server", nonce, hello.nonce, b"manifest")
-        frames.send(Welcome(said, b"manifest", "shm" if arenas else "tcp", tuple(arenas)))
+        frames.send(Welcome(said, b"manifest", backend, tuple(arenas)))
         with contextlib.suppress(TransferError):
             frames.receive()
             frames.send(answer, [payload])
@@ -276,6 +277,14 @@ def test_answers_that_break_the_protocol_end_the_connection(answer: Ready) -> No
     with contextlib.closing(client), pytest.raises(TransferError):
         client.pull(_want(2), list(out[:2]))
     assert not out[2].any()  # nothing behind what was asked for
+
+
+def test_arenas_of_a_server_without_shared_memory_are_not_opened() -> None:
+    arenas = [SharedArena(1, 0, -1, 1, b"")]
+    liar = Liar(Ready(0, [zlib.crc32(bytes(SIZE))]), bytes(SIZE), arenas, "tcp")
+    client = TransferClient(liar.address, SECRET, b"manifest", ("tcp",))
+    with contextlib.closing(client):
+        assert client.pull(_want(1), list(_out(1))) == (1, "")
 
 
 def test_a_flipped_bit_is_found() -> None:

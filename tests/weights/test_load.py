@@ -19,6 +19,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import replace
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
+from radixlm.weights.folder import find_files
 from radixlm.weights.load import load_weights, non_finite_problem, open_reader
 from radixlm.weights.sharded_state import save_sharded_state
 
@@ -333,6 +334,13 @@ def test_missing_shard_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").unlink()
     with pytest.raises(CheckpointError, match="missing files: model-00002-of-00002"):
         loaded(folder)
+
+
+def test_a_name_that_promises_too_many_shards(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-999999999.safetensors").touch()
+    with pytest.raises(CheckpointError, match="missing files: model-00002-of-999999999") as raised:
+        find_files(tmp_path, (".safetensors",))
+    assert len(str(raised.value)) < 5000
 
 
 def test_tensor_that_only_the_index_knows(folder: Path) -> None:

@@ -23,6 +23,9 @@ def _entry(start: int, end: int, shape: list[Any]) -> dict[str, Any]:
     return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
 
 
+_JSON = json.dumps(_entry(0, 16, [4])).encode()
+
+
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
@@ -31,6 +34,9 @@ def _entry(start: int, end: int, shape: list[Any]) -> dict[str, Any]:
         (b"[]", "no JSON object"),
         (json.dumps({"a": _entry(0, 16, [True, 4])}).encode(), "malformed entry for a"),
         (json.dumps({"a": _entry(-8, 8, [4])}).encode(), "malformed entry for a"),
+        (json.dumps({"a": _entry(0, 0, [0, 1 << 70])}).encode(), "malformed entry for a"),
+        (json.dumps({"a": _entry(0, 0, [1 << 40, 0, 1 << 40])}).encode(), "malformed entry for a"),
+        (b'{"a": %b, "a": %b}' % (_JSON, _JSON), "a is there twice"),
         (json.dumps({"a": _entry(0, 16, [5])}).encode(), "16 bytes do not make"),
         (json.dumps({"a": _entry(0, 4 << 40, [1 << 40])}).encode(), "truncated: a ends"),
         (

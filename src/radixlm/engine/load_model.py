@@ -20,7 +20,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
 from radixlm.engine.located import load_options
-from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.model_info import ModelInfo, config_overrides
 from radixlm.engine.offload import offloading
 from radixlm.engine.packed_weights import PackedWeights
 from radixlm.kernels.dispatch import Kernels
@@ -168,6 +168,8 @@ def _load_transformers(
     make = load(
         "radixlm.models.transformers_backend.model:TransformersModel"
     )  # its imports take a while
-    model: TransformersModel = make(info.folder, info.decoder, device, weight or "auto", kernels)
+    model: TransformersModel = make(
+        info.folder, info.decoder, device, weight or "auto", kernels, config_overrides(config)
+    )
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes

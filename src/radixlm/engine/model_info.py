@@ -169,11 +169,16 @@ def _gguf_of(path: Path) -> Path | None:
     return files[0] if files else None
 
 
+def config_overrides(config: ServerConfig) -> dict[str, Any]:
+    """Of --json-model-override-args."""
+    given = config.model.json_model_override_args
+    return json.loads(given) if isinstance(given, str) else dict(given or {})
+
+
 def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
     """config.json of the model, with --json-model-override-args over it; and whether the model is
     to run by transformers: as --model-impl wants, or since no family of ours describes it."""
-    given = config.model.json_model_override_args
-    overrides = json.loads(given) if isinstance(given, str) else dict(given or {})
+    overrides = config_overrides(config)
     if config.model.model_impl == "transformers":
         return load_generic(folder, overrides), True
     try:

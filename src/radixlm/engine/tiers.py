@@ -13,13 +13,13 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.draft_model import LoadedDraft
+from radixlm.engine.draft_model import LoadedDraft, find_draft
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WritePolicy
 from radixlm.engine.hicache import arrival_options, make_hicache
 from radixlm.engine.memory import Pools
-from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.model_info import ModelInfo, config_overrides
 from radixlm.engine.packed_weights import available_bytes
 from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
@@ -88,7 +88,7 @@ def make_pages(
     if not makers and not has_tiers:
         return None
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
-    manifest = make_manifest(config, info, pools, page_bytes, peers)
+    manifest = make_manifest(config, info, pools, page_bytes, peers, draft)
     free_bytes = available_bytes() // config.parallel.num_processes
     hicache = make_hicache(config, manifest, pools.num_bytes, free_bytes)
     tiers = [*(hicache.tiers if hicache else ()), *(t for m in makers for t in m(config, manifest))]
@@ -157,15 +157,26 @@ def make_page_bytes(
     return PageBytes(own, pools.states, drafts)  # type: ignore[arg-type]
 
 
+def _described(config: ServerConfig, info: ModelInfo) -> str:
+    """A digest of what the model computes, 16 hex digits."""
+    parts = [msgspec.json.encode(info.decoder, enc_hook=str, order="deterministic")]
+    if info.is_transformers or info.is_multimodal:  # the record has not all of it
+        files = [info.folder / "config.json", *sorted(info.folder.glob("*.py"))]
+        parts += [msgspec.json.encode(config_overrides(config), order="deterministic")]
+        parts += [file.read_bytes() for file in files]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
 def make_manifest(
-    config: ServerConfig, info: ModelInfo, pools: Pools, page_bytes: PageBytes, peers: Peers
+    config: ServerConfig,
+    info: ModelInfo,
+    pools: Pools,
+    page_bytes: PageBytes,
+    peers: Peers,
+    draft: LoadedDraft | None,
 ) -> Manifest:
     """What this engine's pages are made of."""
-    decoder, topology = info.decoder, topology_of(config)
-    described = hashlib.sha256(
-        msgspec.json.encode(decoder, enc_hook=str, order="deterministic")
-    ).hexdigest()[:16]
-    model_config = config.model
+    decoder, topology, model_config = info.decoder, topology_of(config), config.model
     by_format = "bitsandbytes" if model_config.load_format == "bitsandbytes" else ""
     weights = f"{model_config.load_format} {config.execute.random_seed}"
     if model_config.load_format != "dummy":
@@ -190,10 +201,11 @@ def make_manifest(
     execute, place = config.execute, peers.ranks.place
     kernels = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
     exact = execute.enable_deterministic_inference and execute.device == "cuda"
-    modes = "deterministic" * exact, "sparse" * execute.enable_double_sparsity
+    drafts = weights_digest(find_draft(config, info))[:16] if draft is not None else ""
+    modes = "deterministic" * exact, "sparse" * execute.enable_double_sparsity, drafts
     per_stage = -(-len(decoder.blocks) // topology.pp)
     return Manifest(
-        model=f"{info.architecture} {described}",
+        model=f"{info.architecture} {_described(config, info)}",
         weights_digest=weights,
         weights_version=config.model.weight_version,
         kv_dtype=str(pools.dtype),

@@ -5,6 +5,7 @@ WAV is read by the standard library; soundfile, where it is installed, reads FLA
 
 import io
 import wave
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,10 @@ MIN_SECONDS = 0.1
 MAX_SECONDS = 1800.0
 MAX_CHANNELS = 64
 MAX_RATE = 768_000  # samples a second
+MAX_SAMPLES = 1 << 27  # of one channel, as stored
+_BLOCK_SAMPLES = 1 << 16
 BLOCK_S, OVERLAP_S = 60, 1  # seconds resampled at once, and the context on both sides
+MAX_BLOCK = 1 << 22  # samples resampled at once
 Samples = NDArray[np.float32]
 
 
@@ -29,7 +33,8 @@ def read_audio(data: bytes, rate: int, where: str) -> Samples:
         raise InvalidRequest(
             f"{where} has {seconds:.3f} s, must be {MIN_SECONDS} to {MAX_SECONDS:g}", where
         )
-    return resample(samples.mean(1, dtype=np.float32), file_rate, rate)
+    mono = samples[:, 0] if samples.shape[1] == 1 else samples.mean(1, dtype=np.float32)
+    return resample(mono, file_rate, rate)
 
 
 def _wave(data: bytes, where: str) -> tuple[Samples, int]:
@@ -66,16 +71,32 @@ def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_size(len(file), file.samplerate, where)
-            samples = file.read(dtype="float32", always_2d=True)
-            return np.asarray(samples, np.float32), int(file.samplerate)
+            if len(file) > MAX_SAMPLES or file.channels > MAX_CHANNELS:
+                raise InvalidRequest(
+                    f"{where} has {len(file)} samples of {file.channels} channels, at most "
+                    f"{MAX_SAMPLES} of {MAX_CHANNELS} are read",
+                    where,
+                )
+            return _mixed(file), int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise InvalidRequest(f"{where} is no audio file that can be read: {error}", where) from None
+
+
+def _mixed(file: Any) -> Samples:
+    """[samples, 1], the mean of the channels, block by block: some kilobytes may unpack to
+    gigabytes."""
+    mono, count = np.empty((len(file), 1), np.float32), 0
+    for block in file.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True):
+        mono[count : count + len(block), 0] = block.mean(1, dtype=np.float32)
+        count += len(block)
+    return mono[:count]
 
 
 def resample(samples: Samples, rate: int, new_rate: int) -> Samples:
     """The samples at another rate. Long ones are resampled in blocks with some context, so that
     memory does not grow with the length."""
-    block = BLOCK_S * rate
+    block_s = min(BLOCK_S, max(2, MAX_BLOCK // rate))
+    block = block_s * rate
     if rate == new_rate or len(samples) <= block:
         return _resampled(samples, rate, new_rate)
     total, parts = round(len(samples) * new_rate / rate), []
@@ -83,7 +104,7 @@ def resample(samples: Samples, rate: int, new_rate: int) -> Samples:
         begin = max(0, first - OVERLAP_S * rate)
         part = _resampled(samples[begin : first + block + OVERLAP_S * rate], rate, new_rate)
         skip, at = (first - begin) // rate * new_rate, first // rate * new_rate
-        parts.append(part[skip : skip + min(BLOCK_S * new_rate, total - at)])
+        parts.append(part[skip : skip + min(block_s * new_rate, total - at)])
     return np.concatenate(parts)
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
+from radixlm.multimodal import image
 from radixlm.multimodal.extras import extra
-from radixlm.multimodal.image import open_image
 
 MAX_FRAMES = 768  # kept of one video: others are left out evenly
 MAX_READ = 36_000  # frames decoded
@@ -44,6 +44,8 @@ def _sampled(container: Any, fps: float, where: str) -> Video:
     for index, frame in enumerate(container.decode(stream)):
         if index >= MAX_READ:
             break
+        if frame.width * frame.height > image.MAX_PIXELS:
+            raise InvalidRequest(f"{where}: a frame has more than {image.MAX_PIXELS} pixels", where)
         if index >= len(frames) * every:
             frames.append(frame.to_ndarray(format="rgb24"))
             if len(frames) * frame.width * frame.height > MAX_PIXELS or len(frames) == MAX_FRAMES:
@@ -55,7 +57,7 @@ def read_frames(files: Sequence[bytes], fps: float, where: str) -> Video:
     """A video from image files; InvalidRequest for what is no image, and too many pixels in all."""
     frames, left = [], MAX_PIXELS
     for data in files:
-        frames.append(np.asarray(open_image(data, where)))
+        frames.append(np.asarray(image.open_image(data, where)))
         left -= frames[-1].shape[0] * frames[-1].shape[1]
         if left < 0:
             raise InvalidRequest(f"{where}: more than {MAX_PIXELS} pixels in all frames", where)

@@ -50,6 +50,7 @@ _SPLITS: Mapping[str, _PreTokenizer] = {
 }
 _CONTROL, _USER, _BYTE = 3, 4, 6  # token types
 _SPACE = "\u2581"
+_LONGEST = 512  # characters of a token that is merged of others
 
 
 def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]] | None:
@@ -139,7 +140,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[str]:
     place = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[float, int, int, str]] = []
     for token, score in zip(tokens, scores, strict=True):
-        for cut in range(1, len(token)):
+        for cut in range(1, len(token) if len(token) <= _LONGEST else 0):
             left, right = place.get(token[:cut]), place.get(token[cut:])
             if left is not None and right is not None:
                 merges.append((-score, left, right, f"{token[:cut]} {token[cut:]}"))

@@ -41,11 +41,13 @@ _MAX_SLOW_CHARS = 100_000  # for filters written in Python that take microsecond
 _MAX_INDENT = 64
 _SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "xmlattr"})
 _ITERATING = frozenset(
-    "batch dictsort groupby map max min reject rejectattr select selectattr slice sort sum unique "
-    "wordcount".split()
+    "batch dictsort groupby list map max min reject rejectattr select selectattr slice sort sum "
+    "unique wordcount".split()
 )
 """Filters that look at every item, or every character, in Python."""
 _ITERATIONS_OF_ITEM = 8
+_CHARS_OF_ITEM = 8  # a place in a list has as many bytes
+_SPACES = tuple(c for c in map(chr, range(0x3001)) if c.isspace())
 _OF_JINJA = (Context, nodes.EvalContext, jinja2.Environment)
 _OF_TEXT = frozenset({"e", "escape", "forceescape", "format", "join", "string", "tojson"}) | _SLOW
 """Filters that make text of whatever they are given, lists of lists too."""
@@ -135,6 +137,13 @@ def _iterate(num_chars: int) -> str:
     return _BUDGET.get().iterate(num_chars)
 
 
+def _splat(values: Any) -> Any:
+    """Count what becomes so many objects: a character takes 80 bytes of its own."""
+    if isinstance(values, Sized):
+        _BUDGET.get().pass_over(len(values))
+    return values
+
+
 def _concat(*values: Any) -> str:
     for value in values:
         _measure(value)
@@ -183,6 +192,8 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
         if any(isinstance(side, Sized) for side in (left, right)):
             whole = [size for size in sizes if isinstance(size, int)]
             grown = sum(whole) if operator == "+" else max(0, whole[0] * whole[-1])
+            if any(isinstance(side, list | tuple) for side in (left, right)):
+                grown *= _CHARS_OF_ITEM
             _BUDGET.get().spend(grown)
 
 
@@ -206,7 +217,11 @@ def _check_string_method(
     elif name == "replace" and len(values) >= 2 and all(isinstance(a, str) for a in values[:2]):
         _BUDGET.get().spend(text.count(values[0]) * len(values[1]))
     elif name == "join" and values and isinstance(values[0], Sized):
+        _splat(values[0])
         _BUDGET.get().spend(len(text) * len(values[0]) + _measure(values[0]))
+    elif name in ("split", "rsplit", "splitlines"):
+        marks = [v for v in values if isinstance(v, str) and v] or _SPACES
+        _BUDGET.get().pass_over(sum(map(text.count, marks)) // _ITERATIONS_OF_ITEM)
     elif name == "translate" and values and isinstance(values[0], Mapping):
         longest = max((len(new) for new in values[0].values() if isinstance(new, str)), default=1)
         _BUDGET.get().spend(len(text) * longest)
@@ -343,13 +358,17 @@ _ENVIRONMENT = _environment()
 
 
 def _add_counters(tree: nodes.Template) -> None:
-    """Insert a counter into each loop, macro and call body, and into each "~"."""
+    """Insert a counter into each loop, macro and call body, each "~" and each "*arguments"."""
     bodies = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock)
     for node in list(tree.find_all(bodies)):
         num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        call = nodes.Call(_imported(_iterate), [nodes.Const(num_chars)], [], None, None)
+        count = nodes.Call(_imported(_iterate), [nodes.Const(num_chars)], [], None, None)
         body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
-        body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
+    for call in list(tree.find_all((nodes.Call, nodes.Filter, nodes.Test))):
+        if (values := call.dyn_args) is not None:  # type: ignore[attr-defined]
+            counted = nodes.Call(_imported(_splat), [values], [], None, None)
+            call.dyn_args = counted.set_lineno(call.lineno)  # type: ignore[attr-defined]
     _replace_concat(tree)
 
 

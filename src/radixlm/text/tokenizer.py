@@ -156,7 +156,12 @@ class Tokenizer:
             return b"".join([table[i] for i in ids]).decode("utf-8", "replace")
         if not spaces_between_special_tokens and isinstance(self.backend, PythonBackend):
             return self.backend.decode_unspaced(ids)
-        return self.backend.decode(ids, skip_special_tokens=False)
+        try:
+            return self.backend.decode(ids, skip_special_tokens=False)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            return b"".join(self.bytes_by_id[i] for i in ids).decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> str:
         """The text of one token inside a text; U+FFFD for a part of a character."""
@@ -206,13 +211,18 @@ class Tokenizer:
         return self.backend.token_to_id(token) if token is not None else None
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library has found a fault of its own, which it does not raise as an Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
     """The library panics where a regular expression exceeds its limit of steps."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if not _is_panic(error):
             raise
         message = f"text: the tokenizer cannot read it: {str(error)[:200]}"
         raise InvalidRequest(message, "text") from None
@@ -251,6 +261,13 @@ def load_tokenizer(
             f"--tokenizer-mode {mode!r} is unknown; choose one of: {', '.join(MODES)}"
         )
     config = _read_config(folder) if folder.is_dir() else {}
+    try:
+        return _load(folder, mode, trust_remote_code, config)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # of values in it
+        raise CheckpointError(f"{folder / 'tokenizer_config.json'}: {error!r}") from error
+
+
+def _load(folder: Path, mode: str, trust_remote_code: bool, config: Mapping[str, Any]) -> Tokenizer:
     file = folder / "tokenizer.json"
     if mode == "auto" and file.is_file():
         backend: Backend = _complete(_read_backend(file), config)
@@ -302,7 +319,7 @@ def _read_text(path: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object")

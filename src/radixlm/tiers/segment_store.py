@@ -66,7 +66,7 @@ class SegmentStore:
         # keys used since they were written -> entries of the log before their last one
         self.hot: dict[bytes, int] = {}
         self._num_logged = 0
-        self.is_writer = False
+        self.is_writer = self._is_moving = False
         self.num_dropped_segments = 0
 
     # ---- opening -------------------------------------------------------------------------------
@@ -249,11 +249,18 @@ class SegmentStore:
         if number == self._number:
             self._seal()
         keys = [key for key, at in self.index.items() if where(at)[0] == number]
-        kept = self._hot_frames(number, [key for key in keys if key in self.hot], len(keys))
+        # what moves may need room, too: then others are dropped whole
+        hot = [] if self._is_moving else [key for key in keys if key in self.hot]
+        kept = self._hot_frames(number, hot, len(keys))
         self._delete(number)
         self.forget(*keys)
-        for key, frame in kept:
-            self.append(key, frame)
+        if kept:
+            self._is_moving = True
+            try:
+                for key, frame in kept:
+                    self.append(key, frame)
+            finally:
+                self._is_moving = False
 
     def _hot_frames(
         self, number: int, keys: list[bytes], num_keys: int

@@ -161,7 +161,8 @@ class TransferClient:
             self._frames.end_s = 0.0
             self.manifest, self.backend = welcome.manifest, welcome.backend
             self._checksum = CHECKSUMS[welcome.checksum]
-            self._arenas = [_Mapped(arena) for arena in welcome.arenas]
+            shared = welcome.arenas if welcome.backend == "shm" else ()
+            self._arenas = [_Mapped(arena) for arena in shared]
             if memory is not None and welcome.backend == memory.name:
                 self._remote = _Remote(memory, welcome)
         except TransferError:

@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_MAX_NUMBERS = 1 << 60  # of a tensor, and of an empty one without its zeros: torch counts in int64
 
 
 class Entry(Record):
@@ -135,7 +137,7 @@ def header_bytes(file: Path, prefix: bytes, file_size: int) -> int:
 def parse_header(file: Path, number: int, data: bytes, file_size: int) -> dict[str, Entry]:
     """The entries of one file by its JSON header; CheckpointError if they are malformed."""
     try:
-        header = json.loads(data)
+        header = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the header is no JSON: {error}") from error
     if not isinstance(header, dict):
@@ -145,6 +147,17 @@ def parse_header(file: Path, number: int, data: bytes, file_size: int) -> dict[s
     entries = {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
     _check_overlap(file, entries)
     return entries
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object; ValueError if a name is there twice, which the format forbids."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+        raise ValueError(f"{twice} is there twice")
+    return found
 
 
 def _check_overlap(file: Path, entries: Mapping[str, Entry]) -> None:
@@ -163,7 +176,8 @@ def _entry(file: Path, number: int, name: str, record: object, base: int, file_s
             raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
     if dtype not in DTYPES:
         raise CheckpointError(f"{file}: {name} has the unknown dtype {dtype!r}")
-    if not all(type(n) is int and n >= 0 for n in shape) or start < 0:
+    is_valid = all(type(n) is int and n >= 0 for n in shape) and start >= 0
+    if not is_valid or math.prod(max(n, 1) for n in shape) > _MAX_NUMBERS:
         raise CheckpointError(f"{file}: malformed entry for {name}: {record!r}")
     if end - start != math.prod(shape) * DTYPES[dtype].itemsize:
         raise CheckpointError(f"{file}: {name}: {end - start} bytes do not make {dtype} {shape}")

@@ -12,7 +12,8 @@ from radixlm.base.errors import CheckpointError
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
 
-_PART = re.compile(r"-(\d+)-of-(\d+)\.")
+_PART = re.compile(r"-(\d{1,9})-of-(\d{1,9})\.")
+_NAMED = 100  # missing files, at most
 
 
 class TensorSource(ABC):
@@ -131,7 +132,8 @@ def numbered_files(folder: Path, files: Iterable[Path]) -> list[Path]:
         part = _PART.search(file.name)
         if part:
             start, end = part.span(1)
-            for number in range(1, int(part[2]) + 1):
+            # beyond so many, files are missing in any case
+            for number in range(1, min(int(part[2]), len(present) + _NAMED) + 1):
                 digits = f"{number:0{end - start}d}"
                 wanted.add(file.name[:start] + digits + file.name[end:])
     _all_present(folder, sorted(wanted), str(folder))

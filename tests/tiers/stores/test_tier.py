@@ -1,6 +1,7 @@
 """The tier over a store: pages come back bit for bit, and every fault is a miss that is counted."""
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -455,6 +456,38 @@ def test_a_folder_that_others_may_write_to_leaves_no_descriptor_open(tmp_path: P
         with pytest.raises(TransferError, match="chmod 700"):
             store.open()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_small_objects_are_read_with_few_open_files(tmp_path: Path) -> None:
+    store = FileStore(FileOptions(directory=str(tmp_path), min_free_gb=0), "radixlm1-x")
+    tmp_path.chmod(0o700)
+    store.open()
+    names = [f"{number:032x}_L0-1" for number in range(200)]
+    store.put(names, [bytes([number]) for number in range(200)])
+    buffers = [bytearray(1) for _ in names]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(os.listdir("/proc/self/fd")) + 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        assert store.get(names, list(map(memoryview, buffers))) == [1] * 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        store.close()
+    assert [buffer[0] for buffer in buffers] == list(range(200))
+
+
+@pytest.mark.parametrize("method", ["exists", "get"])
+def test_a_store_that_answers_too_little_is_a_miss(world: World, method: str) -> None:
+    tier, more = filled(world), keys_of("other words", manifest())
+    answer = getattr(world.store, method)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.store, method, lambda names, *rest: answer(names, *rest)[1:])
+        assert 0 in (tier.contains(KEYS), fetch(tier, KEYS))
+        tier.put(records(more))
+        assert tier.flush(LIMIT_S)
+    assert fetch(tier, KEYS) == len(KEYS) and tier.stats()["errors"]
+    tier.put(records(more))
+    assert tier.flush(LIMIT_S) and fetch(tier, more) == len(more)
 
 
 def test_a_route_names_no_files() -> None:

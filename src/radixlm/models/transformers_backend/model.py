@@ -9,8 +9,10 @@ Legend: T tokens of a step, R rows whose logits are wanted, D model channels, V 
 """
 
 import itertools
+import json
 import logging
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
@@ -46,15 +49,17 @@ class TransformersModel:
         device: torch.device,
         dtype: torch.dtype | str,
         kernels: Kernels,
+        overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        """CheckpointError if the weights do not load, or if the model keeps more than keys and
-        values from one token to the next."""
+        """``overrides``: of keys of config.json. CheckpointError if the weights do not load, or if
+        the model keeps more than keys and values from one token to the next."""
         name = f"radixlm_paged_{next(_NUMBERS)}"  # one for each model: its attention is a method
         self._sites: tuple[AttentionSite, ...] = ()
         self._calls: list[trial.Call] = []  # of the trial's first step
         self._at = 0  # attention calls of the step so far
         self._batch: ForwardBatch | None = None
-        self._hf = _load(folder, dtype, name, self._attend).to(device).eval().requires_grad_(False)
+        hf = _load(folder, dtype, name, self._attend, overrides or {})
+        self._hf = hf.to(device).eval().requires_grad_(False)
         config = self._hf.config.get_text_config()
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
@@ -192,11 +197,23 @@ def _probed_masks(name: str) -> Iterator[None]:
         del masks._global_mapping[name]
 
 
-def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any:
+def _config(transformers: Any, folder: Path, overrides: Mapping[str, Any]) -> Any:
+    """The config of a checkpoint, read by transformers; ``overrides`` take the place of keys."""
+    with tempfile.TemporaryDirectory() as place:
+        if overrides:
+            merged = read_object(folder / "config.json") | dict(overrides)
+            folder = Path(place)
+            (folder / "config.json").write_text(json.dumps(merged), encoding="utf-8")
+        return transformers.AutoConfig.from_pretrained(folder)
+
+
+def _load(
+    folder: Path, dtype: torch.dtype | str, name: str, attend: Any, overrides: Mapping[str, Any]
+) -> Any:
     transformers = require_transformers("hf", "--model-impl transformers")
     transformers.AttentionInterface.register(name, attend)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = _config(transformers, folder, overrides)
         known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         kind = known[type(config)] if type(config) in known else None
         if kind is not None and not kind._supports_attention_backend:
@@ -207,6 +224,7 @@ def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any
         open_folder(folder, "auto")  # its errors name file and tensor
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=dtype,
             attn_implementation=name,
             ignore_mismatched_sizes=True,  # check_report names the file

@@ -7,7 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
@@ -22,6 +22,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor wait at a FIFO
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_S: Final = 3600.0
+_MAX_OPEN: Final = 64  # files at a time
 _GB: Final = 1 << 30
 
 
@@ -93,17 +94,24 @@ class FileStore:
         return stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
 
     def get(self, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
-        opened = [
-            self._open(name, len(buffer)) for name, buffer in zip(names, buffers, strict=True)
-        ]
-        try:
+        lengths: list[int] = []
+        for first in range(0, len(names), _MAX_OPEN):
+            part = slice(first, first + _MAX_OPEN)
+            lengths += self._get(names[part], buffers[part])
+        return lengths
+
+    def _get(self, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
+        with ExitStack() as stack:
+            opened: list[tuple[int, int]] = []
+            for name, buffer in zip(names, buffers, strict=True):
+                opened.append(self._open(name, len(buffer)))
+                if opened[-1][0] >= 0:
+                    stack.callback(os.close, opened[-1][0])
             self._read([(fd, b[:n]) for (fd, n), b in zip(opened, buffers, strict=True) if fd >= 0])
-        finally:
             for fd, _ in opened:
                 if fd >= 0:
                     with suppress(OSError):
                         os.utime(fd)  # used last now
-                    os.close(fd)
         return [size for _, size in opened]
 
     def _open(self, name: str, limit: int) -> tuple[int, int]:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from radixlm.base.errors import TransferError
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.frame import Framer
 from radixlm.tiers.stores.base import Store, StoreOptions
@@ -76,7 +77,7 @@ class StoreTier:
         for start in range(0, len(keys), LOOKUP_PAGES):
             pages = [self._names(key) for key in keys[start : start + LOOKUP_PAGES]]
             names = [name for page in pages for name in page]
-            work = partial(_exists, names)
+            work = partial(_answers, "exists", names)
             there = self._call("lookup", work, end_s - time.monotonic())
             if there is None:
                 break
@@ -108,7 +109,8 @@ class StoreTier:
         views = [memoryview(frame) for frame in frames]  # type: ignore[arg-type]
         num_bytes = sum(map(len, frames))
         deadline_s = self._options.deadline_s + num_bytes / BYTES_PER_S
-        lengths = self._call("get", lambda store: store.get(names, views), deadline_s)
+        work = partial(_answers, "get", names, views)
+        lengths: list[int] | None = self._call("get", work, deadline_s)
         for (n, cell), name, frame, length in zip(
             cells, names, frames, lengths or [-1] * len(cells), strict=True
         ):
@@ -196,7 +198,7 @@ class StoreTier:
             (record, cell) for record in records for cell in self._grid.cells(len(record.payload))
         ]
         names = [self._name(record.key, cell) for record, cell in cells]
-        there = self._call("put", partial(_exists, names), self._options.deadline_s)
+        there = self._call("put", partial(_answers, "exists", names), self._options.deadline_s)
         if there is None:
             self._counts["dropped_pages"] += len(records)
             return
@@ -277,5 +279,11 @@ class StoreTier:
             log.warning("storage %s: %s (further ones are counted only)", self.backend, message)
 
 
-def _exists(names: Sequence[str], store: Store) -> list[bool]:
-    return store.exists(names)
+def _answers(method: str, names: Sequence[str], *more: Any) -> list[Any]:
+    """What a method of the last argument, a store, says of each name; TransferError if it says
+    another number of things."""
+    *arguments, store = more
+    answers = list(getattr(store, method)(names, *arguments))
+    if len(answers) != len(names):
+        raise TransferError(f"{method}: {len(answers)} answers for {len(names)} objects")
+    return answers
