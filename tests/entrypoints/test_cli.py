@@ -63,3 +63,10 @@ def test_run_batch_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text(text)
     assert cli.main(["run-batch", str(file), "-o", f"{tmp_path}/./in.jsonl"]) == 2
     assert "is the input too" in capsys.readouterr().err and file.read_text() == text
+
+
+def test_closed_standard_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["version"]) == 0
+    with sys.stdin:
+        assert sys.stdin.read() == ""

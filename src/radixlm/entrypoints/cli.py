@@ -70,12 +70,12 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; the exit status is 2 for an error of the user."""
     args = sys.argv[1:] if argv is None else argv
+    _open_standard_files()
     try:
         try:
             return _run(args)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except (ConfigError, CheckpointError, TransferError) as error:
         print(f"radixlm: {error}", file=sys.stderr)
         return 2
@@ -103,6 +103,13 @@ def _run(args: list[str]) -> int:
         )
         return 2
     return int(load(VERBS[verb][0])(args[1:]) or 0)
+
+
+def _open_standard_files() -> None:
+    """/dev/null for those that were closed (``<&-``): else a socket would get their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _drop_output() -> None:
