@@ -55,6 +55,12 @@ def test_a_pipe_is_refused_by_name(folder: Path, name: str) -> None:
         find_model(str(folder))
 
 
+def test_a_folder_that_is_no_model_is_told_first(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match=r"no config\.json in this folder"):
+        find_model(str(tmp_path))
+
+
 def test_a_pipe_as_the_whole_model_or_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "weights.gguf"
     os.mkfifo(pipe)

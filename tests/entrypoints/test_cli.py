@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from radixlm.entrypoints import cli
@@ -25,3 +30,43 @@ def test_a_wrong_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -
 def test_the_usage_of_check_env_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_env(["--help"]) == 0
     assert "--json" in capsys.readouterr().out
+
+
+def test_help_of_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--help"]) == 0
+    assert "radixlm version" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_fault(buffered: str) -> None:
+    """As with ``| head -1``: its end of the pipe is closed."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "radixlm.entrypoints.cli", "--help"]
+    env = os.environ | {"PYTHONUNBUFFERED": buffered}
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=env, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "radixlm.entrypoints.cli", "--help"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"radixlm: [Errno 28] No space left on device\n"
+
+
+def test_run_batch_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "in.jsonl"
+    text = '{"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": []}}'
+    file.write_text(text)
+    assert cli.main(["run-batch", str(file), "-o", f"{tmp_path}/./in.jsonl"]) == 2
+    assert "is the input too" in capsys.readouterr().err and file.read_text() == text
+
+
+def test_closed_standard_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["version"]) == 0
+    with sys.stdin:
+        assert sys.stdin.read() == ""

@@ -70,7 +70,7 @@ def test_bash_completes(capsys: Any) -> None:
     assert words(script, "radixlm", "rout") == ["router"]
     assert words(script, "radixlm", "serve", "--model-p") == ["--model-path"]
     assert words(script, "radixlm", "serve", "--dtype", "bf") == ["bfloat16"]
-    assert "one-batch" in words(script, "radixlm", "bench", "one")
+    assert words(script, "radixlm", "bench", "swe") == ["sweep"]
 
 
 def test_other_shells(capsys: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import re
 import subprocess
@@ -134,6 +135,21 @@ def test_names_show_before_they_are_used() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert shown.stdout.split() == ["True", "False", "False", "set()"]
     assert (Path(radixlm.__file__).parent / "py.typed").exists()
+
+
+def test_an_engine_that_nobody_holds_ends() -> None:
+    before = set(threading.enumerate())
+    engine = radixlm.Engine()
+    for _ in engine.generate("Hello", LONG, stream=True):
+        break
+    started = set(threading.enumerate()) - before
+    assert {"intake", "engine"} <= {thread.name for thread in started}
+    del engine
+    gc.collect()
+    for thread in started:
+        if thread.name in ("intake", "engine"):
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_shutdown_ends_the_calls_that_run() -> None:

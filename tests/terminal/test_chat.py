@@ -263,7 +263,7 @@ def test_several_lines_make_one_message() -> None:
 
 
 async def test_one_question(url: str, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("first"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first \udcff"))  # of a byte that is no UTF-8
     assert await asyncio.to_thread(cli.main, ["the", "word", "--url", url]) == 0
     assert capsys.readouterr().out == "The one.\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

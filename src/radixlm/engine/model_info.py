@@ -132,13 +132,15 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     name = path or DEFAULT_MODEL
     refuse_archive(name)
     local = locate_model(name, wanted)
-    if path and local.exists():
+    file = _gguf_of(local)
+    is_model = bool(file) or (local / "config.json").exists()
+    if path and local.exists() and (is_model or not local.is_dir()):
         refuse_special_files(local)
         refuse_pointers(local)
     for folder in (local, ASSETS / name, ZOO / name):
         if (folder / "config.json").is_file():
             return folder
-    if file := _gguf_of(local):
+    if file:
         return cast(Path, load("radixlm.engine.gguf:unpacked")(file))
     if local.is_dir():
         kind = load("radixlm.hub.folder:other_kind")(local)

@@ -1,5 +1,6 @@
 """The command ``radixlm``; a verb's module is imported when it is called."""
 
+import os
 import sys
 
 from radixlm import __version__
@@ -40,6 +41,9 @@ VERBS: dict[str, tuple[str, str]] = {
 
 def version(argv: list[str]) -> int:
     """Print the version."""
+    if argv in (["-h"], ["--help"]):
+        print("usage: radixlm version")
+        return 0
     if argv:
         raise ConfigError(f"version takes no {argv[0]!r}")
     print(__version__)
@@ -66,6 +70,27 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; the exit status is 2 for an error of the user."""
     args = sys.argv[1:] if argv is None else argv
+    _open_standard_files()
+    try:
+        try:
+            return _run(args)
+        finally:
+            sys.stdout.flush()
+    except (ConfigError, CheckpointError, TransferError) as error:
+        print(f"radixlm: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 130
+    except OSError as error:  # a full disk, a folder that cannot be written
+        _drop_output()
+        print(f"radixlm: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: list[str]) -> int:
     if args[:1] == ["help"] and len(args) == 2:
         args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
@@ -77,13 +102,19 @@ def main(argv: list[str] | None = None) -> int:
             f"radixlm: unknown verb {verb!r}{suggestion(verb, VERBS)}\n\n{usage()}", file=sys.stderr
         )
         return 2
-    try:
-        return int(load(VERBS[verb][0])(args[1:]) or 0)
-    except (ConfigError, CheckpointError, TransferError) as error:
-        print(f"radixlm: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, BrokenPipeError):
-        return 130
+    return int(load(VERBS[verb][0])(args[1:]) or 0)
+
+
+def _open_standard_files() -> None:
+    """/dev/null for those that were closed (``<&-``): else a socket would get their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
+def _drop_output() -> None:
+    """Python flushes what standard output still holds when it ends, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

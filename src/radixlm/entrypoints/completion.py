@@ -3,6 +3,8 @@
 bash   eval "$(radixlm completion bash)"
 zsh    eval "$(radixlm completion zsh)"
 fish   radixlm completion fish | source
+
+It takes some seconds: a start-up file of a shell should read a file to which it was written.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from radixlm.config.option import options
 
 SHELLS = ("bash", "zsh", "fish")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-_OWN_WORDS = {"completion": SHELLS, "bench": ("serve", "offline", "one-batch", "perplexity")}
+_OWN_WORDS = {"completion": SHELLS, "models": ("rm",), "lora": ("inspect",)}
 
 
 def main(argv: list[str]) -> int:
@@ -29,8 +31,9 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise ConfigError(f"completion: name one shell: {', '.join(SHELLS)}")
     verbs: dict[str, tuple[str, str]] = load("radixlm.entrypoints.cli:VERBS")
+    own = _OWN_WORDS | {"bench": tuple(load("radixlm.bench.cli:VERBS"))}
     words = {verb: sorted(flags_of(verb, target)) for verb, (target, _) in verbs.items()}
-    words = {verb: [*_OWN_WORDS.get(verb, ()), *flags] for verb, flags in words.items()}
+    words = {verb: [*own.get(verb, ()), *flags] for verb, flags in words.items()}
     texts = {verb: text for verb, (_, text) in verbs.items()}
     script = _fish(words, texts) if argv[0] == "fish" else _bash(words)
     print(("autoload -Uz bashcompinit && bashcompinit\n" if argv[0] == "zsh" else "") + script)

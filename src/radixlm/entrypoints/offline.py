@@ -64,19 +64,21 @@ class Engine(EngineWeights, EngineDebug):
     shut down, as leaving the ``with`` block does.
     """
 
+    _is_shut = True  # until its threads run
+
     def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
         options = {**(server_args.given() if server_args is not None else {}), **options}
         given = frozenset(read_values(options, "argument "))
         config = ServerConfig.from_kwargs(**options)
         self.config, self.info = resolved(config, given)
         self.tokenizer = intake_tokenizer(self.config, self.info)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
-        self._thread.start()
         self._media = make_reader(self.config, self.info)
         is_model = self.config.serve.sampling_defaults == "model"
         self._defaults = default_sampling(self.info.generation if is_model else {})
         self._engine = engine_for_program(self.config, given, self.info, self.tokenizer)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
+        self._thread.start()
         self._is_shut = False
         self._tracer: Any = None  # with --enable-trace
         self._calls: Any = None
@@ -476,6 +478,12 @@ class Engine(EngineWeights, EngineDebug):
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CANCEL_S)
+
+    def __del__(self) -> None:
+        """An engine that nobody holds ends in a thread of its own: a collection may be in any one,
+        the engine's too. A forked process has the object, but not its threads."""
+        if not self._is_shut and self._thread.is_alive() and not sys.is_finalizing():
+            threading.Thread(target=self.shutdown, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self

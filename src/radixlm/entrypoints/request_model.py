@@ -35,6 +35,7 @@ Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Ints = Annotated[list[int], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+_LONG_INTEGER = re.compile(rb"\d{19}")
 Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x20-\x7e]+$")]
 
 
@@ -47,11 +48,13 @@ PerPrompt: TypeAlias = T | list[T | None] | None  # one value for all prompts, o
 
 
 class Body(BaseModel):
-    """Finite numbers. ``api``: the API whose fields of the wire tables it has."""
+    """Finite numbers. ``api``: the API whose fields of the wire tables it has. ``is_kept``: its
+    values are stored or sent back as JSON, whose integers have at most 64 bits."""
 
     # unknown fields are kept by pydantic, so that ``_settle`` can name them
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     api: ClassVar[str] = ""
+    is_kept: ClassVar[bool] = False
 
 
 class ResumeBody(Body):
@@ -132,7 +135,18 @@ def read(model: type[M], data: bytes) -> M:
     except ValidationError as error:
         raise _invalid(error) from None
     _settle(body)
+    if model.is_kept and _LONG_INTEGER.search(data):
+        _check_integers(body.model_dump(), ())
     return body
+
+
+def _check_integers(value: Any, where: tuple[int | str, ...]) -> None:
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_integers(one, (*where, key))
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        text = "an integer has at most 64 bits; with a point it is read as a float, as 1.0"
+        raise InvalidRequest(f"{place(where)}: {text}", place(where))
 
 
 def make(model: type[M], values: dict[str, Any]) -> M:

@@ -1,6 +1,7 @@
 """``radixlm run-batch``: answer a file of OpenAI batch requests without a server."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,6 +57,8 @@ def main(argv: list[str]) -> int:
     level = config.observe.log_level if "log_level" in given else "warning"
     set_up_logging("run-batch", level, log_format=config.observe.log_format)
     lines = _lines(source)
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise ConfigError(f"-o {target}: is the input too; name another file")
     config, info = resolved(config, given)
     tokenizer = intake_tokenizer(config, info)
     engine = engine_for_program(config, given, info, tokenizer)

@@ -114,6 +114,7 @@ def chat(talk: Conversation, screen: PlainScreen, read: ReadLine) -> int:
 
 def _answer(talk: Conversation, screen: PlainScreen, text: str) -> bool:
     """Show an answer; whether it is whole."""
+    text = text.encode(errors="replace").decode()  # bytes that are no UTF-8 are surrogates
     events, before = talk.ask(text), len(talk.messages)
     screen.begin()
     is_whole = False

@@ -205,7 +205,7 @@ def _read_parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
             if not isinstance(part.get("text"), str):
                 raise InvalidRequest(f"{here}.text must be a string", f"{here}.text")
             read.append({"type": "text", "text": part["text"]})
-        elif kind in _MEDIA:
+        elif isinstance(kind, str) and kind in _MEDIA:
             read.append({"type": _MEDIA[kind]})
         elif kind == "thinking" and isinstance(part.get("thinking"), str):
             read.append({"type": "thinking", "thinking": part["thinking"]})

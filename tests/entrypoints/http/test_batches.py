@@ -15,6 +15,7 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from radixlm.base.errors import Overloaded
 from radixlm.entrypoints.http.app import resume, stop_background
 from radixlm.entrypoints.http.batches import files as files_module
+from radixlm.entrypoints.http.batches.lines import answer_line, read_line
 from radixlm.entrypoints.http.batches.runner import check_lines
 
 CHAT = "/v1/chat/completions"
@@ -165,6 +166,14 @@ async def test_a_batch_outlives_the_process(
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
         assert sorted(await results(two, done["output_file_id"])) == sorted(names)
         assert resume(two.state) == 0
+
+
+async def test_a_long_integer_fails_its_line_with_400(toy_folder: Path, tmp_path: Path) -> None:
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        text = line("a").replace('"body": {', '"body": {"n": ' + "9" * 30 + ", ")
+        answer = await answer_line(server.state, read_line(text.encode()))
+        assert answer["response"]["status_code"] == 400
+        assert answer["response"]["body"]["error"]["param"] == "n"
 
 
 async def test_a_batch_can_be_cancelled(toy_folder: Path, tmp_path: Path) -> None:

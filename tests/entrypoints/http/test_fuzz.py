@@ -117,6 +117,42 @@ async def test_nested_junk_in_messages(server: ScriptedServer) -> None:
             assert got.status_code < 500, (path, message, got.text[:300])
 
 
+LONG = 10**30
+HI = {"role": "user", "content": "hi"}
+# path -> bodies with one nested value of a wrong type, and the field that the answer names
+WRONG_INSIDE: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "/generate": [({"text": ["a", "b"], "token_ids_logprob": [-1, [2]]}, "token_ids_logprob")],
+    "/v1/chat/completions": [
+        ({"messages": [{"role": "user", "content": [{"type": ["text"], "text": "a"}]}]}, "type"),
+    ],
+    "/parse_function_call": [
+        ({"text": "a", "tools": [{"type": "function", "function": 1}]}, "tools")
+    ],
+    "/api/chat": [({"model": "tiny", "messages": [HI | {"images": 5}]}, "messages[0].images")],
+    "/v1/responses": [
+        ({"input": "hi", "tools": [{"type": ["mcp"], "name": "f"}]}, "tools[0].type"),
+        ({"input": "hi", "tool_choice": {"type": {"mcp": 1}, "name": "f"}}, "tool_choice"),
+        ({"input": "hi", "max_tool_calls": LONG}, "max_tool_calls"),
+        ({"input": "hi", "reasoning": {"summary": LONG}}, "reasoning.summary"),
+    ],
+    "/v1/conversations": [({"items": [HI | {"x": LONG}]}, "items[0].x")],
+    "/v1/messages/batches": [
+        ({"requests": [{"custom_id": "a", "params": {"x": [LONG]}}]}, "requests[0].params.x[0]"),
+    ],
+}
+
+
+async def test_a_nested_value_of_a_wrong_type_is_named(toy_folder: Path, tmp_path: Path) -> None:
+    async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
+        for path, bodies in WRONG_INSIDE.items():
+            for body, name in bodies:
+                got = await server.client.post(path, json=body)
+                assert got.status_code == 400 and name in got.text, (path, body, got.text[:300])
+        schema = {"type": "integer", "maximum": LONG}
+        checked = await server.post("/grammar/check", type="json_schema", value=schema)
+        assert checked.json()["ok"]
+
+
 async def test_without_a_tokenizer_ids_work_and_texts_are_refused(toy_folder: Path) -> None:
     async with scripted_server(toy_folder, {}, skip_tokenizer_init=True) as server:
         got = (await server.post("/generate", input_ids=[1, 2, 3])).json()

@@ -118,6 +118,12 @@ async def test_a_unix_socket(toy_folder: Path, tmp_path: Path) -> None:
         listen(ServerConfig().with_values({"uds": str(tmp_path / "file")}))
 
 
+def test_an_address_of_another_machine_names_one_that_works() -> None:
+    config = ServerConfig().with_values({"host": "203.0.113.7", "port": 0})
+    with pytest.raises(ConfigError, match=r"--host 203.*; --host 127\.0\.0\.1 works"):
+        listen(config)
+
+
 @pytest.mark.parametrize("prefix", ["/api", "/api/", "api"])
 async def test_a_path_before_every_route(toy_folder: Path, prefix: str) -> None:
     options = {"fastapi_root_path": prefix, "admin_api_key": "secret"}

@@ -247,7 +247,10 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Ollama's message in OpenAI's form."""
     where = f"messages[{index}]"
     chat: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
-    chat["content"] = _with_images(chat["content"], message.get("images"))
+    images = message.get("images")
+    if images is not None and not isinstance(images, list):
+        raise InvalidRequest(f"{where}.images must be a list", f"{where}.images")
+    chat["content"] = _with_images(chat["content"], images)
     if message.get("thinking"):
         chat["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):

@@ -5,6 +5,7 @@ A second signal stops at once. An engine that cannot start ends the server with 
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -51,6 +52,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
+    sock = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -58,9 +60,12 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
         sock.bind((host, port))
         sock.listen(backlog())
     except OSError as error:
-        raise ConfigError(
-            f"--host {host} {flag} {port}: {error.strerror or error}; {works}"
-        ) from error
+        if sock is not None:
+            sock.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
+        why = error.strerror or error
+        raise ConfigError(f"--host {host} {flag} {port}: {why}; {works}") from error
     sock.setblocking(False)
     return sock
 

@@ -125,10 +125,10 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     kind, prompts, is_list = _prompts(checked)
     count = len(prompts)
     asked = checked.token_ids_logprob or []
-    if not is_list and not all(isinstance(token, int) for token in asked):
-        raise InvalidRequest(
-            "token_ids_logprob of one prompt must be a flat list of integers", "token_ids_logprob"
-        )
+    is_flat = [isinstance(token, int) for token in asked]
+    if not all(is_flat) and (any(is_flat) or not is_list):
+        text = "token_ids_logprob must be a flat list of integers, or of a list for each prompt"
+        raise InvalidRequest(text, "token_ids_logprob")
     values = [_values(checked, i, count) for i in range(count)]
     requests = [
         _request(values[i], kind, prompt, defaults or SamplingParams())

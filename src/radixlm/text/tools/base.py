@@ -93,10 +93,10 @@ def tool_specs(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
     specs = []
     for place, tool in enumerate(tools):
         function = tool.get("function") or tool
-        name = function.get("name")
-        parameters = function.get("parameters")
+        name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"tools[{place}] has no function name", param="tools")
+        parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise InvalidRequest(
                 f"tools[{place}] ({name}): parameters must be an object", param="tools"

@@ -1,13 +1,13 @@
 """One line of a batch file: a request by URL and body, answered as its route would answer it."""
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import orjson
 
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.anthropic import MessagesRequest, chat_of, make_message
@@ -126,7 +126,7 @@ async def answer_line(state: ServerState, line: Line) -> dict[str, Any]:
     while True:
         try:
             with collect_unknown(state.config.serve.unknown_fields):
-                body = await ENDPOINTS[line.url](state, orjson.dumps(line.body))
+                body = await ENDPOINTS[line.url](state, json.dumps(line.body).encode())
             break
         except RadixError as error:
             status = int(getattr(error, "status", 500))

@@ -46,6 +46,8 @@ class BatchedMessage(Body):
 class MessageBatchRequest(Body):
     """POST /v1/messages/batches."""
 
+    is_kept = True
+
     requests: Annotated[list[BatchedMessage], Field(min_length=1, max_length=MAX_LINES)]
 
 

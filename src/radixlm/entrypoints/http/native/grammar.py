@@ -5,6 +5,7 @@ Both compile as the engine does (first in a process that can be killed), in thre
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
@@ -115,7 +115,7 @@ def _spec(body: GrammarCheck) -> GrammarSpec:
     value = body.value
     if not isinstance(value, str) and not is_json:
         raise InvalidRequest(f"value: the text of the {body.type}, not an object", "value")
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = value if isinstance(value, str) else json.dumps(value)
     spec: GrammarSpec = load("radixlm.grammar.spec:GrammarSpec")(body.type, text, body.strict)
     return spec
 

@@ -32,6 +32,8 @@ Items = Annotated[Objects, Field(max_length=MAX_ITEMS)]
 class ConversationBody(Body):
     """POST /v1/conversations."""
 
+    is_kept = True
+
     items: Items | None = None
     metadata: Metadata | None = None
 
@@ -44,6 +46,8 @@ class ConversationMetadata(Body):
 
 class ConversationItems(Body):
     """POST /v1/conversations/{conversation_id}/items."""
+
+    is_kept = True
 
     items: Items
 

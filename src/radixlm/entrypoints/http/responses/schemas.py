@@ -12,7 +12,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
-from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
+from radixlm.entrypoints.http.responses.toolbox import is_remote
 from radixlm.entrypoints.request_model import (
     Body,
     Metadata,
@@ -47,6 +47,8 @@ Message = dict[str, Any]
 @with_fields("responses")
 class ResponsesRequest(Body):
     """OpenAI's fields, and further sampling parameters of chat."""
+
+    is_kept = True
 
     input: str | Objects | None = None
     model: str | None = None
@@ -156,7 +158,7 @@ def choice_of(choice: str | Mapping[str, Any] | None) -> Any:
         return choice
     if choice.get("type") in ("function", "mcp") and choice.get("name"):
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "mcp" or choice.get("type") in BUILT_IN:
+    if is_remote(choice):
         return "required"
     return dict(choice)
 

@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.responses.tool_servers import (
 from radixlm.intake.stream_journal import current_journal, draw_hex
 
 # OpenAI's built-in tools -> the label of the server that runs them, as in the reference
-BUILT_IN = {
+_BUILT_IN = {
     "web_search_preview": "browser",
     "web_search": "browser",
     "code_interpreter": "python",
@@ -36,11 +36,10 @@ class ToolServers:
 
     def choose(self, tool: Mapping[str, Any], where: str) -> ToolServer:
         """The server that a tool of a request means; InvalidRequest."""
-        kind = tool.get("type")
         label, url = tool.get("server_label"), tool.get("server_url")
         param = f"{where}.server_label"
-        if kind in BUILT_IN:
-            label, url, param = BUILT_IN[str(kind)], None, f"{where}.type"
+        if _label_of_built_in(tool) is not None:
+            label, url, param = _label_of_built_in(tool), None, f"{where}.type"
         for server in self.servers:
             if server.url == url or (url is None and server.label == label):
                 return server
@@ -61,9 +60,14 @@ def servers_of(option: str | None) -> ToolServers:
     return ToolServers([McpServer(label, url) for label, url in addresses(option)])
 
 
+def _label_of_built_in(tool: Mapping[str, Any]) -> str | None:
+    kind = tool.get("type")
+    return _BUILT_IN.get(kind) if isinstance(kind, str) else None
+
+
 def is_remote(tool: Mapping[str, Any]) -> bool:
     """Whether a request's tool is run by a server rather than by the client."""
-    return tool.get("type") == "mcp" or tool.get("type") in BUILT_IN
+    return tool.get("type") == "mcp" or _label_of_built_in(tool) is not None
 
 
 @dataclass(frozen=True, slots=True)
