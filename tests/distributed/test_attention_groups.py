@@ -13,13 +13,13 @@ import pytest
 import torch
 from tests.engine.test_draft_models import Rounds
 from tests.fakes.cut_model import CutModel
+from tests.fakes.thread_groups import thread_ranks
 from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.models.test_mtp_families import with_block
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
-from radixlm.distributed.groups import thread_ranks
 from radixlm.distributed.topology import Topology
 from radixlm.engine.load_model import load_model
 from radixlm.engine.model_info import ModelInfo

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.fakes.cut_model import CutModel, StepRunner, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.thread_groups import thread_groups
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 
 from radixlm.base.errors import ConfigError
-from radixlm.distributed.groups import thread_groups
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import bind

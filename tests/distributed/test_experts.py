@@ -11,11 +11,12 @@ from tests.distributed.test_groups import together
 from tests.distributed.test_shm import segments
 from tests.fakes.cut_model import CutModel, StepRunner, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.thread_groups import thread_groups
 from tests.fakes.tiny_checkpoint import cached_tiny
 from torch import Tensor
 
 from radixlm.base.record import replace
-from radixlm.distributed.groups import Group, thread_groups
+from radixlm.distributed.groups import Group
 from radixlm.distributed.shm import ShmGroup
 from radixlm.distributed.topology import Topology, bounds
 from radixlm.kernels.cpu import linear

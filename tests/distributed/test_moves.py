@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tests.distributed.test_groups import together
+from tests.fakes.thread_groups import thread_groups
 from torch import Tensor
 
 from radixlm.base.errors import InvariantError
 from radixlm.distributed.balance import placement_of, rebalance, trivial
-from radixlm.distributed.groups import Group, thread_groups
+from radixlm.distributed.groups import Group
 from radixlm.distributed.moves import exchange_slots
 from radixlm.distributed.rebalance import RebalanceOptions, Rebalancer
 from radixlm.distributed.record import ExpertRecorder, RecorderOptions, StepTokens

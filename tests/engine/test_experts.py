@@ -14,9 +14,9 @@ import pytest
 import radixlm
 from radixlm.base.errors import ConfigError
 from radixlm.config.parallel import ParallelConfig
-from radixlm.distributed.groups import thread_ranks
 from radixlm.distributed.topology import Topology
 from radixlm.engine.experts import ExpertPlaces
+from tests.fakes.thread_groups import thread_ranks
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import replace
-from radixlm.distributed.groups import Group, Ranks, ThreadGroup, thread_ranks
+from radixlm.distributed.groups import Group, Ranks
 from radixlm.distributed.shm import Layout, Segment
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
 from radixlm.step.batch import ForwardBatch
 from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.thread_groups import ThreadGroup, thread_ranks
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import torch
 from radixlm import Engine
 from radixlm.base.errors import RankLost
 from radixlm.config.server_config import ServerConfig
-from radixlm.distributed.groups import Ranks, ThreadGroup, thread_ranks
+from radixlm.distributed.groups import Ranks
 from radixlm.engine import launch
 from radixlm.engine.assemble import assemble, assemble_rank
 from radixlm.engine.kept import FIRST_BOOT, Boot
@@ -30,6 +30,7 @@ from radixlm.executor.relay import RENEW, STOP, Answer, Relay
 from radixlm.executor.runner import Runner
 from radixlm.scheduler.loop import Executor
 from tests.fakes.cut_model import shared_ranks
+from tests.fakes.thread_groups import ThreadGroup, thread_ranks
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from tests.fakes.integer_checkpoint import Layout, write_integers
 from tests.fakes.paged_runner import PagedRunner
+from tests.fakes.thread_groups import thread_ranks
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 
 from radixlm.arch.hf import describe
-from radixlm.distributed.groups import thread_ranks
 from radixlm.distributed.topology import Topology
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native
