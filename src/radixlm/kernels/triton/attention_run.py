@@ -34,8 +34,8 @@ class Tile(Record):
     num_stages: int
 
 
-# Most channels of K: tiles by the rows they hold, the last for all more. None spills (see
-# tests/kernels/triton/variants). The middle one holds what the extras of a site need beside its sums.
+# Most channels of K: tiles by the rows they hold, the last for all more. None spills. The middle
+# one holds what the extras of a site need beside its sums.
 _HOPPER: dict[int, tuple[Tile, ...]] = {
     128: (Tile(16, 64, 4, 3), Tile(64, 32, 8, 3), Tile(128, 64, 8, 3)),
     256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 2), Tile(128, 32, 8, 3)),
@@ -109,7 +109,7 @@ class Cache(Record):
     page_size: int
 
 
-class TreeMask(Record):
+class TreeAttentionMask(Record):
     """Which of the step's own tokens each token attends to, instead of all before it.
 
     ``bits_TW``: int32; bit i % 32 of word i // 32: sees token i of its own sequence's new ones.
@@ -126,7 +126,7 @@ class StepTensors(Record):
     query_start_S1: Tensor
     kv_len_S: Tensor
     page_table_SP: Tensor
-    tree: TreeMask | None = None
+    tree: TreeAttentionMask | None = None
 
 
 def channel_blocks(site: AttentionSite) -> tuple[int, int]:
