@@ -72,7 +72,6 @@ class TritonGated(reference.Gated):
         return activation.activate_gated(self.inner.run(x_TI), self._act)
 
     def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
-        """See Gated."""
         h_T2O = self.inner.run(x_TI)
         change(h_T2O)
         return activation.activate_gated(h_T2O, self._act)
