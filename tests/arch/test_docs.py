@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from radixlm.arch.docs import page
+from scripts.pages.models import render
+
 from tests.fakes.tiny_checkpoint import ARCHITECTURES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,4 +19,4 @@ def test_every_decoder_has_a_small_measured_error() -> None:
 
 
 def test_page_is_current() -> None:
-    assert (DOCS / "models.md").read_text() == page(), "run scripts/docs"
+    assert (DOCS / "models.md").read_text() == render(), "run scripts/docs"

@@ -39,7 +39,7 @@ def every_collective(group: Group, rows: int, columns: int, dtype: torch.dtype) 
         "all_gather_rows": group.all_gather_rows(
             torch.full((counts[rank], columns), rank, dtype=dtype), counts
         ),
-        "gather_columns": group.gather_columns(mine, cuts, target=size - 1),
+        "gather_columns": group.gather_columns(mine, cuts),
         "all_reduce": group.all_reduce(whole * (rank + 1)),
         "all_to_all_rows": group.all_to_all_rows(
             torch.full((sum(sends), columns), rank, dtype=dtype), sends, receives
@@ -62,8 +62,8 @@ def check_collectives(found: list[dict[str, Any]], rows: int, columns: int, dtyp
         assert got["all_gather_rows"][:, :1].flatten().tolist() == (
             [r for r in range(size) for _ in range(counts[r])] if columns else []
         )
-        last = got["gather_columns"]
-        assert torch.equal(last, whole) if rank == size - 1 else last is None
+        first = got["gather_columns"]
+        assert torch.equal(first, whole) if rank == 0 else first is None
         assert torch.equal(got["all_reduce"], total.to(dtype))  # type: ignore[union-attr]
         sources = [s for s in range(size) for _ in range((s * size + rank) % 4)]
         assert got["all_to_all_rows"].shape == (len(sources), columns)

@@ -600,7 +600,7 @@ def test_a_template_is_one_call() -> None:
             '{"name": "',
             sgl.gen("name", regex=r"([A-Z]\(|x)[a-z]+", max_tokens=6),
             '", "age": ',
-            SglGen("age", 4, dtype=int, parse=int),
+            SglGen("age", sgl.gen("", 4, dtype=int).sampling_params, int),
             ', "side": "',
             sgl.select("side", ["north", "south."]),
             '"}',

@@ -95,7 +95,6 @@ class PluginBackend(PagedBackend):
         )
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Keep the batch."""
         if batch.bidirectional_spans:
             raise self._unsupported("tokens that see one another forwards")
         self._batch = batch

@@ -41,7 +41,7 @@ from radixlm.kernels.triton.attention_run import (
     Shape,
     StepTensors,
     Tile,
-    TreeMask,
+    TreeAttentionMask,
     attend,
     computed_in,
     cut_of,
@@ -113,7 +113,7 @@ class TritonBackend(PagedBackend):
         # cache dtypes that the fused prepare kernel can store
         self._storable = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Workspace(device)
-        self._tree: TreeMask | None = None
+        self._tree: TreeAttentionMask | None = None
         self._sparse: SparseAttention | None = None
         self._has_cudnn = True  # until it fails
         self._works: dict[tuple[Cut, bool], Work] = {}
@@ -153,7 +153,7 @@ class TritonBackend(PagedBackend):
         self._tree = bidirectional_mask(batch) if batch.bidirectional_spans else None
         batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares_qk else None
 
-    def _tree_of(self, site: AttentionSite) -> TreeMask | None:
+    def _tree_of(self, site: AttentionSite) -> TreeAttentionMask | None:
         return self._tree if site.looks_ahead else None
 
     def run(
@@ -357,7 +357,7 @@ def phases(
     return [(tiles[0], (1, 1)), (tiles[-1], (2, UNBOUNDED))]
 
 
-def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
+def bidirectional_mask(batch: ForwardBatch) -> TreeAttentionMask:
     """The mask of ``batch.bidirectional_spans``: a token sees all tokens before it and, within such
     a span (an image), all tokens of the span. W: words of 32 bits.
 
@@ -375,7 +375,7 @@ def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
     num_words = -(-batch.max_query_len // 32)
     word_W = torch.arange(num_words, device=device) * 32
     num_bits_TW = ((end_T - start_T)[:, None] - word_W).clamp(0, 32)
-    return TreeMask(((1 << num_bits_TW) - 1).to(torch.int32), positions_T)
+    return TreeAttentionMask(((1 << num_bits_TW) - 1).to(torch.int32), positions_T)
 
 
 def cache_of(pool: PagedPool, site: AttentionSite) -> Cache:

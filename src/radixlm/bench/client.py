@@ -154,7 +154,6 @@ class Connection(asyncio.Protocol):
             self.is_used, self._done = True, None
 
     def close(self) -> None:
-        """Abort the connection."""
         if self.transport is not None:
             self.transport.abort()
 

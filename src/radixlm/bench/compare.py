@@ -107,7 +107,6 @@ def _interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, f
 
 
 def render(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """The table."""
     lines = []
     for row in rows:
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"

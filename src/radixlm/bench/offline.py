@@ -186,7 +186,6 @@ def _report(args: argparse.Namespace, result: dict[str, Any], outcomes: list[Out
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table."""
     lines = [
         "",
         report.title(" Offline Throughput Benchmark Result "),

@@ -336,7 +336,6 @@ def _print(results: Sequence[Result], args: argparse.Namespace) -> None:
 
 
 def render(results: Sequence[Result]) -> str:
-    """The table."""
     has_drafter = any(result.speedup is not None for result in results)
     headings = (
         "batch x in + out",

@@ -250,7 +250,6 @@ async def measure(client: HttpClient, batch: Batch, shape: Shape, ordinary: int)
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """The table."""
     names: tuple[str, ...] = ("batch_size", "input_len", "output_len", "latency", "ttft")
     names += ("input_throughput", "output_throughput", "overall_throughput", "acc_length")
     heads = ("batch", "input", "output", "latency s", "ttft s", "in tok/s", "out tok/s", "tok/s")

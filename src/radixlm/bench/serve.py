@@ -38,7 +38,6 @@ def build_parser(
     prog: str = "radixlm bench serve",
     text: str = "Send requests to a running server; print latency and throughput.",
 ) -> Parser:
-    """All flags."""
     parser = Parser(prog, text)
     server = parser.add_argument_group("server")
     server.add_argument(
@@ -327,7 +326,6 @@ def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:
 
 
 def render(result: dict[str, Any], is_stream: bool) -> str:
-    """The table."""
     limit = result["max_concurrency"]
     lines = [
         "",

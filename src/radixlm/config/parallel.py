@@ -5,7 +5,6 @@ from typing import Annotated
 
 from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
-_TP = "a tensor-parallel executor"
 _EP = "DeepEP, a library for GPUs"
 _NO_OVERLAP = "ranks exchange by copies on the cores that compute: nothing could run beside them"
 _COMM = "speeds up communication between GPUs; there is one rank"

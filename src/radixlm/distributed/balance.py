@@ -215,10 +215,10 @@ class Move(Record):
     source: int
 
 
-def moves(old_P: Ints, new_P: Ints, ranks: int, ranks_per_node: int = 0) -> list[Move]:
+def moves(old_P: Ints, new_P: Ints, ranks: int) -> list[Move]:
     """Where each slot of one layer gets its expert. The slot itself comes first, then a slot of
-    the same rank, of the same node, of another node; the copies of an expert take turns."""
-    each, per_node = len(old_P) // ranks, ranks_per_node or ranks
+    the same rank, then of another; the copies of an expert take turns."""
+    each = len(old_P) // ranks
     num_sent = np.zeros(len(old_P), np.int64)
     out: list[Move] = []
     for target, expert in enumerate(new_P):
@@ -227,8 +227,7 @@ def moves(old_P: Ints, new_P: Ints, ranks: int, ranks_per_node: int = 0) -> list
 
         def distance(slot: int, rank: int = rank, target: int = target) -> tuple[int, ...]:
             other = slot // each
-            is_far = other // per_node != rank // per_node
-            return slot != target, other != rank, is_far, int(num_sent[slot]), slot
+            return slot != target, other != rank, int(num_sent[slot]), slot
 
         source = min(map(int, holders), key=distance)
         num_sent[source] += source // each != rank

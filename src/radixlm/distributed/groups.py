@@ -34,10 +34,8 @@ class Group(Protocol):
     def all_gather_rows(self, x_TN: Tensor, counts: tuple[int, ...]) -> Tensor:
         """[sum(counts), N] on all; rank r brings counts[r] rows."""
 
-    def gather_columns(
-        self, x_TN: Tensor, bounds: tuple[int, ...], target: int = 0
-    ) -> Tensor | None:
-        """Like ``all_gather_columns``, but only rank ``target`` gets the result."""
+    def gather_columns(self, x_TN: Tensor, bounds: tuple[int, ...]) -> Tensor | None:
+        """Like ``all_gather_columns``, but only rank 0 gets the result."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, added in the order 0..size-1; 16-bit floats are added in fp32."""
@@ -79,11 +77,9 @@ class PieceGroup:
     def all_gather_rows(self, x_TN: Tensor, counts: tuple[int, ...]) -> Tensor:
         return torch.cat(self.exchange(x_TN, [(n, *x_TN.shape[1:]) for n in counts]))
 
-    def gather_columns(
-        self, x_TN: Tensor, bounds: tuple[int, ...], target: int = 0
-    ) -> Tensor | None:
+    def gather_columns(self, x_TN: Tensor, bounds: tuple[int, ...]) -> Tensor | None:
         gathered = self.all_gather_columns(x_TN, bounds)
-        return gathered if self.rank == target else None
+        return gathered if self.rank == 0 else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         first, *others = self.exchange(x, [tuple(x.shape)] * self.size)
@@ -108,9 +104,7 @@ class SoloGroup:
     def all_gather_rows(self, x_TN: Tensor, counts: tuple[int, ...]) -> Tensor:
         return x_TN
 
-    def gather_columns(
-        self, x_TN: Tensor, bounds: tuple[int, ...], target: int = 0
-    ) -> Tensor | None:
+    def gather_columns(self, x_TN: Tensor, bounds: tuple[int, ...]) -> Tensor | None:
         return x_TN
 
     def all_reduce(self, x: Tensor) -> Tensor:

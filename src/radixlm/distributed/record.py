@@ -28,7 +28,6 @@ from radixlm.distributed.balance import Placement, balancedness
 
 log = logging.getLogger(__name__)
 
-MODES = ("stat", "stat_approx", "per_pass", "per_token")
 WINDOWS = (10, 100, 1000)  # steps of the averages
 DEFAULT_STEPS = 1000
 _OFF = "the server was started without --expert-distribution-recorder-mode; stat works"

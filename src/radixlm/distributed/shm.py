@@ -188,11 +188,9 @@ class ShmGroup(PieceGroup):
         flat = self._gather(x_TN.reshape(1, -1), _cuts([n * row for n in counts]))
         return flat.view(sum(counts), *x_TN.shape[1:])
 
-    def gather_columns(
-        self, x_TN: Tensor, bounds: tuple[int, ...], target: int = 0
-    ) -> Tensor | None:
-        gathered = self._gather(x_TN, bounds, target)
-        return gathered if self.rank == target else None
+    def gather_columns(self, x_TN: Tensor, bounds: tuple[int, ...]) -> Tensor | None:
+        gathered = self._gather(x_TN, bounds, target=0)
+        return gathered if self.rank == 0 else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32:

@@ -221,22 +221,7 @@ def _load_head(
     Callable[[WeightsSource | None], int],
     Callable[[WeightsSource], Callable[[], None]],
 ]:
-    algorithm = config.speculate.speculative_algorithm
-    spec = describe_draft(folder)
-    if spec is None:
-        raise ConfigError(
-            f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
-        )
-    own = algorithm_of(spec)
-    if algorithm == "EAGLE3" != own:
-        raise ConfigError(
-            f"--speculative-algorithm EAGLE3: {folder} holds a head of kind {own}; {own} works"
-        )
-    if own == "EAGLE3" != algorithm:
-        log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
-    if _load_format(config) != "dummy":
-        spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
-    check_fit(spec, folder, target.decoder, info.architecture)
+    spec = _describe_head(config, info, target, folder)
     compute, weight = _dtypes(config, device, folder)
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
     nets = [DraftModel(spec, context, weight, number) for number in range(spec.modules)]
@@ -265,6 +250,29 @@ def _load_head(
     _check_map(nets[0], folder, target.decoder.vocab)
     target.tap(nets[0].needs)
     return nets, num_bytes, fill, renew
+
+
+def _describe_head(
+    config: ServerConfig, info: ModelInfo, target: DecoderModel, folder: Path
+) -> Draft:
+    """ConfigError where the folder holds no head, or one of another kind or for another model."""
+    algorithm = config.speculate.speculative_algorithm
+    spec = describe_draft(folder)
+    if spec is None:
+        raise ConfigError(
+            f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
+        )
+    own = algorithm_of(spec)
+    if algorithm == "EAGLE3" != own:
+        raise ConfigError(
+            f"--speculative-algorithm EAGLE3: {folder} holds a head of kind {own}; {own} works"
+        )
+    if own == "EAGLE3" != algorithm:
+        log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
+    if _load_format(config) != "dummy":
+        spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
+    check_fit(spec, folder, target.decoder, info.architecture)
+    return spec
 
 
 def _leaves(is_part: bool, name: str) -> bool:

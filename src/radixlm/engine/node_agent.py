@@ -106,7 +106,6 @@ class NodeAgent:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Have ``run`` return."""
         self._is_stopping = True
         with suppress(OSError):  # it has returned
             self._wake.send(b"x")

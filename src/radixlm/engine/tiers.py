@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 import torch
 
+from radixlm.arch.spec import Decoder
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
@@ -181,23 +182,7 @@ def make_manifest(
     weights = f"{model_config.load_format} {config.execute.random_seed}"
     if model_config.load_format != "dummy":
         weights = weights_digest(info.folder)
-    groups = [
-        PageGroup(
-            int(pools.window_tokens > 0 and group.name == "window"),
-            group.layers,
-            group.kv_heads,
-            group.head_dim,
-            group.v_dim,
-            group.latent,
-            group.window,
-            compress_ratio=group.compress_ratio,
-        )
-        for group in kv_groups(decoder)
-    ]
-    states = {i: str(b.state.states) for i, b in enumerate(decoder.blocks) if b.state is not None}
-    if states and pools.states is not None:
-        kinds = {str(t.dtype) for layer in pools.states.layers for t in layer}
-        groups.append(PageGroup(1, tuple(states), states=(*states.values(), *sorted(kinds))))
+    groups = _page_groups(decoder, pools)
     execute, place = config.execute, peers.ranks.place
     kernels = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
     exact = execute.enable_deterministic_inference and execute.device == "cuda"
@@ -230,3 +215,24 @@ def _heads(groups: Sequence[PageGroup], rank: int, num_ranks: int) -> tuple[int,
     count = next((g.kv_heads for g in groups if g.kv_heads and not g.latent), 1)
     first = rank * count // num_ranks
     return first, max(first + 1, (rank + 1) * count // num_ranks)
+
+
+def _page_groups(decoder: Decoder, pools: Pools) -> list[PageGroup]:
+    groups = [
+        PageGroup(
+            int(pools.window_tokens > 0 and group.name == "window"),
+            group.layers,
+            group.kv_heads,
+            group.head_dim,
+            group.v_dim,
+            group.latent,
+            group.window,
+            compress_ratio=group.compress_ratio,
+        )
+        for group in kv_groups(decoder)
+    ]
+    states = {i: str(b.state.states) for i, b in enumerate(decoder.blocks) if b.state is not None}
+    if states and pools.states is not None:
+        kinds = {str(t.dtype) for layer in pools.states.layers for t in layer}
+        groups.append(PageGroup(1, tuple(states), states=(*states.values(), *sorted(kinds))))
+    return groups

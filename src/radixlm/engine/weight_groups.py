@@ -86,7 +86,6 @@ class _Group:
 
 
 async def _start() -> asyncio.subprocess.Process:
-    """A receiver."""
     return await asyncio.create_subprocess_exec(
         *COMMAND,
         stdin=asyncio.subprocess.PIPE,
@@ -207,6 +206,5 @@ class WeightGroups:
         await group.end()
 
     async def close(self) -> None:
-        """End all groups."""
         while self._groups:
             await self._groups.popitem()[1].end()

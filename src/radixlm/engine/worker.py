@@ -131,14 +131,7 @@ def main(early: StartupReader) -> int:
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
         return 2
     serving = SchedulerSupervisor(replica.scheduler, replica.renew, channel, replica.facts, flight)
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        serving.stop()
-
-    signal.signal(STOP_SIGNAL, stop)
-    GcWatch(config.observe.gc_warning_threshold_secs).install()
-    gc.freeze()
-    gc.enable()
+    _prepare_to_serve(serving, config)
     channel.send(Ready(replica.facts))
     try:
         serving.run()
@@ -148,6 +141,18 @@ def main(early: StartupReader) -> int:
     channel.close()
     peers.stop()
     return 0
+
+
+def _prepare_to_serve(serving: SchedulerSupervisor, config: ServerConfig) -> None:
+    """Stop at the signal; from now on the collector looks at new objects only."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        serving.stop()
+
+    signal.signal(STOP_SIGNAL, stop)
+    GcWatch(config.observe.gc_warning_threshold_secs).install()
+    gc.freeze()
+    gc.enable()
 
 
 def log_tail(config: ServerConfig, role: str) -> LogTail | None:

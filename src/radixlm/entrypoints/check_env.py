@@ -29,7 +29,6 @@ def _version(package: str) -> str:
 
 
 def processor() -> str:
-    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

@@ -150,7 +150,6 @@ class EngineWeights:
         return await _outcome(work)
 
     def destroy_weights_update_group(self, group_name: str = GROUP) -> Outcome:
-        """Leave the group."""
 
         async def work() -> str:
             await self._updates.groups.leave(group_name)

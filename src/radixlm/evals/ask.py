@@ -84,11 +84,9 @@ class HttpModel:
         raise AssertionError("the last try returns or raises")
 
     async def chat(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Any:
-        """See Model."""
         return await self._post("/v1/chat/completions", {"messages": messages, **fields})
 
     async def complete(self, prompt: str, fields: dict[str, Any]) -> Any:
-        """See Model."""
         return await self._post("/v1/completions", {"prompt": prompt, **fields})
 
     async def likelihood(self, context: str, choice: str) -> float:
@@ -114,11 +112,9 @@ class EngineModel:
         self._engine = engine
 
     async def chat(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Any:
-        """See Model."""
         return await self._engine.async_chat(messages, **fields)
 
     async def complete(self, prompt: str, fields: dict[str, Any]) -> Any:
-        """See Model."""
         sampling = dict(fields)
         sampling["max_new_tokens"] = sampling.pop("max_tokens")
         if (seed := sampling.pop("seed", None)) is not None:
@@ -129,7 +125,6 @@ class EngineModel:
         return {"choices": [{"text": answer["text"]}], "usage": usage}
 
     async def likelihood(self, context: str, choice: str) -> float:
-        """See Model."""
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "refused before the start"
         whole, begin = tokenizer.encode(context + choice), len(tokenizer.encode(context.rstrip()))

@@ -82,7 +82,6 @@ class Comparison:
         return self.p < 0.05
 
     def sentence(self) -> str:
-        """The verdict."""
         points = f"{100 * self.difference:+.1f} points"
         ranged = f"95% {100 * self.low:+.1f} to {100 * self.high:+.1f}"
         if self.is_real:

@@ -71,7 +71,6 @@ class DeviceTables:
 
     @property
     def dummy(self) -> int:
-        """The dummy slot."""
         return self.num_slots
 
     def admit(self, admission: Admission) -> None:

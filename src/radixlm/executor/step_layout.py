@@ -80,7 +80,6 @@ class StepShape:
 
     @property
     def num_results(self) -> int:
-        """Sequences with results."""
         if self.first_A1 is None:
             return self.num_rows
         return len(self.first_A1) - 1 - (0 if self.owners_P is None else len(self.owners_P))
@@ -225,8 +224,7 @@ class StepPacker:
         )
 
     def _make_template(self, decodes: DecodeBatch, rows: int) -> _DecodeTemplate:
-        """Rows of one token each; those behind the batch are the dummy slot's and read
-        nothing."""
+        """Rows of one token each; those behind the batch are the dummy slot's and read nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
         slots[: len(decodes.slots)] = decodes.slots
         prompt_len = self.tables.prompt_len[slots]

@@ -162,19 +162,15 @@ class ByteTokenizer:
         self.special_ids = frozenset(range(256, self.vocab_size))
 
     def token_bytes(self, token: int) -> bytes:
-        """See Tokenizer."""
         return bytes([token]) if token < 256 else self._special[token - 256].encode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See Tokenizer."""
         return list(text.encode())
 
     def is_special(self, token: int) -> bool:
-        """See Tokenizer."""
         return token >= 256
 
     def id_to_piece(self, token: int) -> str | None:
-        """See Tokenizer."""
         return self._special[token - 256] if token >= 256 else None
 
 

@@ -40,7 +40,6 @@ class Remote:
     """A repository of the hub at its newest commit (``pull.Source``)."""
 
     def __init__(self, cache: Cache, wanted: Wanted) -> None:
-        """Asks the hub."""
         self._hub: Any = require("huggingface_hub", "hub", f"{wanted.flag} {cache.repo.name}")
         self._errors: Any = importlib.import_module("huggingface_hub.errors")
         self._cache, self._wanted, self._endpoint = cache, wanted, cache.constants.ENDPOINT

@@ -1,7 +1,7 @@
 """What intake knows of the model and the server, to check requests."""
 
 from radixlm.base.errors import Overloaded
-from radixlm.base.record import Record, field
+from radixlm.base.record import Record
 from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.weights import WeightsOptions
 
@@ -22,7 +22,6 @@ class IntakeFacts(Record):
     weights: WeightsOptions = WeightsOptions()
     processors: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
-    default_sampling: dict[str, object] = field(default_factory=dict)
     embed_dim: int = 0  # width of embeddings and of hidden states, 0: not known
     is_generation: bool = True  # False: the model gives vectors or scores
     max_queued: int | None = None

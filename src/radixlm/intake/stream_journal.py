@@ -146,7 +146,6 @@ class StreamJournal:
         return text, is_error
 
     def put(self, record: Head | News | Called) -> None:
-        """Add a record."""
         self._pending.append(base64.b64encode(_encoder.encode(record)))
 
     def share(self, request: GenerateRequest) -> Share:

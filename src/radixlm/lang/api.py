@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from radixlm.base.lazy import load
 from radixlm.lang.choices import ChoicesSamplingMethod, token_length_normalized
@@ -16,6 +16,7 @@ from radixlm.lang.ir import (
     SglImage,
     SglRoleBegin,
     SglRoleEnd,
+    SglSamplingParams,
     SglSelect,
     SglSeparateReasoning,
     SglTemplate,
@@ -102,32 +103,13 @@ def gen(
     if type is not None:
         found, parse = load("radixlm.lang.typed:constraint")(type)
         fields |= found
-    return SglGen(
-        name,
-        max_tokens,
-        min_tokens,
-        n,
-        stop,
-        stop_token_ids,
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        frequency_penalty,
-        presence_penalty,
-        ignore_eos,
-        return_logprob,
-        logprob_start_len,
-        top_logprobs_num,
-        return_text_in_logprobs,
-        dtype,
-        **fields,
-        ebnf=ebnf,
-        structural_tag=structural_tag,
-        stop_regex=stop_regex,
-        seed=seed,
-        parse=parse,
-    )
+    params = SglSamplingParams(
+        max_tokens, min_tokens, n, stop, stop_token_ids, temperature, top_p, top_k, min_p,
+        frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len,
+        top_logprobs_num, return_text_in_logprobs, dtype=dtype, **fields, ebnf=ebnf,
+        structural_tag=structural_tag, stop_regex=stop_regex, seed=seed,
+    )  # fmt: skip
+    return SglGen(name, params, parse)
 
 
 def gen_int(
@@ -138,7 +120,7 @@ def gen_int(
     **kwargs: Any,
 ) -> SglGen:
     """``gen`` with dtype int, without min_tokens, choices, regex and json_schema."""
-    return SglGen(name, max_tokens, None, n, *args, dtype=int, **kwargs)  # type: ignore[misc]
+    return cast(SglGen, gen(name, max_tokens, None, n, *args, dtype=int, **kwargs))  # type: ignore[misc]
 
 
 def gen_string(
@@ -149,7 +131,7 @@ def gen_string(
     **kwargs: Any,
 ) -> SglGen:
     """``gen`` with dtype str, without min_tokens, choices, regex and json_schema."""
-    return SglGen(name, max_tokens, None, n, *args, dtype=str, **kwargs)  # type: ignore[misc]
+    return cast(SglGen, gen(name, max_tokens, None, n, *args, dtype=str, **kwargs))  # type: ignore[misc]
 
 
 def select(

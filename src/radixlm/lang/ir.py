@@ -162,6 +162,9 @@ class SglSamplingParams:
         }
 
 
+_UNSET = SglSamplingParams(**dict.fromkeys(one.name for one in fields(SglSamplingParams)))
+
+
 class SglExpr:
     """An expression; they add to each other and to strings. ``node_id`` and ``prev_node`` are the
     tracer's."""
@@ -291,61 +294,14 @@ class SglGen(SglExpr):
     def __init__(
         self,
         name: str | None = None,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        n: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        frequency_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        ignore_eos: bool | None = None,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        dtype: Any = None,
-        regex: str | None = None,
-        json_schema: str | None = None,
-        *,
-        ebnf: str | None = None,
-        structural_tag: str | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        seed: int | None = None,
+        sampling_params: SglSamplingParams | None = None,
         parse: Callable[[str], Any] | None = None,
     ) -> None:
         super().__init__()
-        if regex is not None:
-            re.compile(regex)
+        self.sampling_params = sampling_params or _UNSET
+        if self.sampling_params.regex is not None:
+            re.compile(self.sampling_params.regex)
         self.name, self.parse = name, parse
-        self.sampling_params = SglSamplingParams(
-            max_new_tokens,
-            min_new_tokens,
-            n,
-            stop,
-            stop_token_ids,
-            temperature,
-            top_p,
-            top_k,
-            min_p,
-            frequency_penalty,
-            presence_penalty,
-            ignore_eos,
-            return_logprob,
-            logprob_start_len,
-            top_logprobs_num,
-            return_text_in_logprobs,
-            json_schema,
-            dtype,
-            regex,
-            ebnf,
-            structural_tag,
-            stop_regex,
-            seed,
-        )
 
     def __repr__(self) -> str:
         return f"Gen('{self.name}')"
@@ -455,10 +411,6 @@ class SglSeparateReasoning(SglExpr):
     def name(self) -> str | None:
         """The variable that gets the thinking of the first."""
         return next((reasoning_name(name) for name in self.variables), None)
-
-    def process_name_for_reasoning(self, name: str) -> str:
-        """The variable with the thinking that belongs to the answer ``name``."""
-        return reasoning_name(name)
 
     def __repr__(self) -> str:
         return f"SeparateReasoning(model_type={self.model_type}, name={self.name})"

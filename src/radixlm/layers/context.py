@@ -56,8 +56,7 @@ class LayerContext(Record):
         place: Placement | None = None,
     ) -> Linear:
         """A linear layer in this context's scheme; ``gate_act`` as in ``Linear``. Without a
-        ``place``, the ranks that share the attention each compute some outputs, and all get
-        all."""
+        ``place``, the ranks that share the attention each compute some outputs, and all get all."""
         if place is None:
             place = self.evenly(in_features, out_features, 2 if gate_act else 1)
         return Linear(

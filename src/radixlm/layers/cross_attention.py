@@ -1,9 +1,8 @@
 """Layers that attend to a prompt's images and not to its text (Llama 3.2 Vision), and those that
 attend to an audio clip besides (Whisper).
 
-What a layer makes of an image's rows is kept beside them (``step.batch.EncoderOutput``), so that
-it is
-computed once however many chunks, steps and requests see the image.
+What a layer makes of an image's rows is kept beside them (``step.batch.EncoderOutput``), so that it
+is computed once however many chunks, steps and requests see the image.
 
 Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of images.
 """

@@ -139,7 +139,6 @@ class SplitExperts:
         ids_TK: Tensor,
         lora: ExpertAdapters | None = None,
     ) -> Tensor:
-        """As in ``PackedExperts``."""
         if self._groups is None:
             return self._run(x_TD, weights_TK, ids_TK, lora)
         whole = [self._groups.gather(one) for one in (x_TD, weights_TK, ids_TK)]

@@ -188,6 +188,28 @@ class MoeLayer(Module):
         return self.spec.gated and self.spec.expert_norm is None
 
     def finish(self) -> None:
+        pack = self._packed()
+        self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
+        if self.share is not None and self.share.inside and not isinstance(pack, Experts):
+            raise CheckpointError(
+                "no kernel runs parts of these experts; --ep-size as --tp-size works"
+            )
+        if self.spec.sinks:
+            borrows = self._kernels.copies_weights
+            sinks = [p.borrow() if borrows else p.take() for p in (self.sink_up, self.sink_down)]
+            self._sinks = self._kernels.pack_experts(*sinks, None, None, self.spec.act, self._fmts)
+            self._weight_scale = self.weight_scale.take()
+        if self.spec.hash_vocab:
+            self._experts_of_token = table = self.experts_of_token.take()
+            if int(table.min()) < 0 or int(table.max()) >= self.spec.experts:
+                raise CheckpointError(
+                    f"the table of experts by token names others than 0 to {self.spec.experts - 1}"
+                )
+        self._out_bias = self.out_bias.take() if self.spec.out_bias else None
+        self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
+        self.correction_E = self.correction.take() if self.spec.correction else None
+
+    def _packed(self) -> PackedExperts:
         is_looped = self.spec.expert_norm is not None
         is_packed = not is_looped and (
             self._has_kernel
@@ -203,42 +225,19 @@ class MoeLayer(Module):
         )
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         act = self.spec.act
-        pack: PackedExperts
         if is_looped:
             up, down = weights
             own = self.spec, self.expert_norm, self._kernels.pack_linear
-            pack = NormedExperts((up, down), biases, *own)
-        elif self._has_kernel:
+            return NormedExperts((up, down), biases, *own)
+        if self._has_kernel:
             limit = (self.spec.limit, self.spec.limit_after)
-            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, limit)
-        elif is_packed:
-            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
-        else:
-            up, down = weights
-            if self.spec.gated:
-                pack = pack_experts(up, down, biases[0], biases[1], act)
-            else:
-                pack_each = self._kernels.pack_linear
-                pack = UngatedExperts(up, down, biases[0], biases[1], act, pack_each)
-        self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
-        if self.share is not None and self.share.inside and not isinstance(pack, Experts):
-            raise CheckpointError(
-                "no kernel runs parts of these experts; --ep-size as --tp-size works"
-            )
-        if self.spec.sinks:
-            borrows = self._kernels.copies_weights
-            sinks = [p.borrow() if borrows else p.take() for p in (self.sink_up, self.sink_down)]
-            self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
-            self._weight_scale = self.weight_scale.take()
-        if self.spec.hash_vocab:
-            self._experts_of_token = table = self.experts_of_token.take()
-            if int(table.min()) < 0 or int(table.max()) >= self.spec.experts:
-                raise CheckpointError(
-                    f"the table of experts by token names others than 0 to {self.spec.experts - 1}"
-                )
-        self._out_bias = self.out_bias.take() if self.spec.out_bias else None
-        self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
-        self.correction_E = self.correction.take() if self.spec.correction else None
+            return self._kernels.pack_experts(*weights, *biases, act, fmts, grids, limit)
+        if is_packed:
+            return self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
+        up, down = weights
+        if self.spec.gated:
+            return pack_experts(up, down, biases[0], biases[1], act)
+        return UngatedExperts(up, down, biases[0], biases[1], act, self._kernels.pack_linear)
 
     def adapt(self, site: int, step: StepAdapters) -> None:
         """Let adapters change the experts, which are loaded."""

@@ -21,7 +21,6 @@ class SlotAllocator:
 
     @property
     def num_total(self) -> int:
-        """All slots."""
         return len(self._is_free)
 
     def alloc(self) -> int | None:

@@ -80,13 +80,18 @@ def build_model(
 
         stage = stage_of(decoder, ranks, costs)
         model = DecoderModel(decoder, context, weight_dtype, merge_windows, stage)
-    if decoder.pool is not None:  # further layers of the tree, which the loader fills with the rest
-        alone = replace(context, ranks=ALONE)  # the first rank computes it alone
-        model.pool = head_layers(decoder.pool.head, decoder.dim, alone)
-        model.gate = head_layers(decoder.pool.gate, decoder.dim, alone)
+    _add_pool(model, decoder, context)
     if ranks.tp.size > 1:
         (place_experts or place_evenly)(mixtures_of(model), ranks)
     return model
+
+
+def _add_pool(model: NativeModel, decoder: Decoder, context: LayerContext) -> None:
+    """Further layers of the tree, which the loader fills with the rest."""
+    if decoder.pool is not None:
+        alone = replace(context, ranks=ALONE)  # the first rank computes it alone
+        model.pool = head_layers(decoder.pool.head, decoder.dim, alone)
+        model.gate = head_layers(decoder.pool.gate, decoder.dim, alone)
 
 
 def _refuse_parts_of_encoder(ranks: Ranks) -> None:

@@ -160,7 +160,6 @@ class CompiledSteps:
         self.is_on = True
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """As the model's."""
         if self.is_on and not need_hidden and self._takes(batch):
             try:
                 return None, self._run(self._traced_model, self._traced(batch))
@@ -170,7 +169,6 @@ class CompiledSteps:
         return self._model.step(batch, need_hidden)
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """As the model's."""
         return self._model.logits(hidden_RD, lora)
 
     def _takes(self, batch: ForwardBatch) -> bool:

@@ -90,7 +90,6 @@ class TensorDump:
             self._found[name] = value.detach().to("cpu", copy=True).contiguous()
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """As of the model."""
         is_wanted = not (self._prefill_only and batch.num_tokens == batch.num_sequences)
         self._found = {} if is_wanted else None
         for name in ("token_ids", "positions", "query_start", "logits_rows"):
@@ -113,5 +112,4 @@ class TensorDump:
         return (hidden_TD if need_hidden else None), logits_RV
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """As of the model."""
         return self._model.logits(hidden_RD, lora)

@@ -161,9 +161,9 @@ def pool_tensor(
     return torch.from_numpy(memory).view(dtype).view(*shape)
 
 
-def drop_pages(tensor: Tensor, is_pool: bool = True) -> None:
+def drop_pages(tensor: Tensor) -> None:
     """Give whole pages of a host tensor's memory back to the system; addresses stay. They read as
-    zeros, those of a mapped file as the file, until they are written again. ``is_pool``: in a memfd
+    zeros, those of a mapped file as the file, until they are written again; in a memfd
     (``KeptMemory``) too. OSError where the system refuses."""
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
@@ -171,7 +171,7 @@ def drop_pages(tensor: Tensor, is_pool: bool = True) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     # MADV_REMOVE frees shared memory and refuses private memory, which MADV_DONTNEED frees
-    for advice in (mmap.MADV_REMOVE, mmap.MADV_DONTNEED) if is_pool else (mmap.MADV_DONTNEED,):
+    for advice in (mmap.MADV_REMOVE, mmap.MADV_DONTNEED):
         if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), advice) == 0:
             return
     raise OSError(ctypes.get_errno(), f"madvise of {num_bytes} bytes of a {tensor.dtype} tensor")

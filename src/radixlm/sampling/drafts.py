@@ -56,7 +56,6 @@ class DraftRows:
 
     @cached_property
     def sequence_R(self) -> NDArray[np.int64]:
-        """The sequence of each row."""
         return np.repeat(np.arange(len(self.first_A1) - 1), np.diff(self.first_A1))
 
     @cached_property

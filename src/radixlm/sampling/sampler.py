@@ -212,7 +212,6 @@ class Sampler:
         return not self._table.is_plain_S[np.asarray(slots, np.intp)].all()
 
     def _rows_of(self, is_marked_S: NDArray[np.bool_], slots: Sequence[int]) -> list[int]:
-        """Rows whose slots are marked."""
         found: list[int] = np.flatnonzero(is_marked_S[np.asarray(slots, np.intp)]).tolist()
         return found
 

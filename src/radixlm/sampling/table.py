@@ -175,7 +175,6 @@ class SamplingTable:
         return values.to(self.device, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """Clear ``slot``."""
         self.states[slot] = None
         self.penalties.clear(slot)
 

@@ -68,3 +68,7 @@ class Limits(Record):
     max_paths: int = 0  # further paths of trees of drafts in a step, of all rows
     log_interval: int = 0  # steps between two log lines about the load; 0: none
     log_every_s: float = 0.0  # and seconds, at least
+
+    def rank(self, priority: int) -> int:
+        """The larger, the more important."""
+        return -priority if self.low_values_first else priority

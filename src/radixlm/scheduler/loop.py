@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
+from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.observe.ring import StepRing
@@ -288,7 +288,7 @@ class Scheduler:
 
     def _why_refused(self, request: Request) -> RequestError | None:
         max_queued = self.limits.max_queued
-        refused = self.planner.too_long(request)
+        refused = too_long(request, self.kv_manager)
         was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
         if refused or was_running or max_queued is None or len(self.queue) < max_queued:
             return refused
@@ -413,3 +413,23 @@ class Scheduler:
             tiers=stats,
             pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
         )
+
+
+def too_long(request: Request, kv_manager: KVCacheManager) -> RequestError | None:
+    """Why the request can never run, if so."""
+    # the pages of one attention group must do
+    capacity = max(part.num_total_tokens for part in kv_manager.parts)
+    if request.prefill_len + 1 > capacity:
+        return InvalidRequest(
+            f"the prompt has {request.prefill_len} tokens, the KV cache holds {capacity}: "
+            "raise --max-total-tokens or --mem-fraction-static",
+            param="input_ids",
+        )
+    need, capacity = kv_manager.max_span_pages(request), kv_manager.num_window_pages
+    if need > capacity:
+        return InvalidRequest(
+            f"an image of this prompt needs {need} pages of the window layers' cache at once, "
+            f"which has {capacity}: raise --max-total-tokens or --swa-full-tokens-ratio",
+            param="messages",
+        )
+    return None

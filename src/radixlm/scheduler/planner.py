@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.base.errors import InvalidRequest, RadixError, RequestError
+from radixlm.base.errors import RadixError
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
@@ -282,8 +282,7 @@ class Planner:
     def _least_important(self, candidates: list[Request]) -> Request | None:
         if not candidates or not self.limits.priorities:
             return candidates[-1] if candidates else None
-        sign = -1 if self.limits.low_values_first else 1
-        return min(reversed(candidates), key=lambda r: sign * r.wire.priority)
+        return min(reversed(candidates), key=lambda r: self.limits.rank(r.wire.priority))
 
     def release(self, request: Request) -> None:
         """Take slot and pages back from a running request, after its computed pages were put into
@@ -468,7 +467,7 @@ class Planner:
         if not self._try_admit(request):
             of_call = [r for r in self.running if r.wire.call_key == largest]
             victim = next((r for r in reversed(of_call) if not r.finish), None)
-            if victim is None or self._outranks(victim, request):
+            if victim is None or (self.limits.priorities and self._rank_above(victim, request) > 0):
                 return False
             if victim.inflight:
                 self._held = self._held or victim  # retracted when its step has ended
@@ -480,12 +479,9 @@ class Planner:
         self._start(request, prefills, left, now_s)
         return bool(prefills)
 
-    def _outranks(self, request: Request, other: Request) -> bool:
-        return self.limits.priorities and self._priority_gap(request, other) > 0
-
-    def _priority_gap(self, request: Request, other: Request) -> int:
-        gap = request.wire.priority - other.wire.priority
-        return -gap if self.limits.low_values_first else gap
+    def _rank_above(self, request: Request, other: Request) -> int:
+        """By how much ``request`` is more important than ``other``."""
+        return self.limits.rank(request.wire.priority) - self.limits.rank(other.wire.priority)
 
     def _preempt(self) -> None:
         """Retract the least important running request for a much more important one that found no
@@ -498,29 +494,10 @@ class Planner:
         victim = self._least_important([r for r in self.running if not r.finish])
         if victim is None:
             return
-        if self._priority_gap(request, victim) <= self.limits.preemption_threshold:
+        if self._rank_above(request, victim) <= self.limits.preemption_threshold:
             return
         if victim.inflight:
             self._held, self._blocked = victim, request
         else:
             self.retract(victim)
             self._preemptor = request
-
-    def too_long(self, request: Request) -> RequestError | None:
-        """Why the request can never run, if so."""
-        # the pages of one attention group must do
-        capacity = max(part.num_total_tokens for part in self.kv_manager.parts)
-        if request.prefill_len + 1 > capacity:
-            return InvalidRequest(
-                f"the prompt has {request.prefill_len} tokens, the KV cache holds {capacity}: "
-                "raise --max-total-tokens or --mem-fraction-static",
-                param="input_ids",
-            )
-        need, capacity = self.kv_manager.max_span_pages(request), self.kv_manager.num_window_pages
-        if need > capacity:
-            return InvalidRequest(
-                f"an image of this prompt needs {need} pages of the window layers' cache at once, "
-                f"which has {capacity}: raise --max-total-tokens or --swa-full-tokens-ratio",
-                param="messages",
-            )
-        return None

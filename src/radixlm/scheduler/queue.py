@@ -158,23 +158,22 @@ class WaitingQueue:
 
     def priority(self, request: Request, now_s: float) -> float:
         """Higher is sooner; one more for every ``aging_s`` of waiting."""
-        sign = -1 if self._limits.low_values_first else 1
         aged = max(0.0, now_s - request.queued_s) / self._limits.aging_s
-        return sign * request.wire.priority + aged
+        return self._limits.rank(request.wire.priority) + aged
 
     def outranked_by(self, request: Request) -> Request | None:
         """Who leaves a full queue for a request of a higher priority: of the lowest priority, the
         latest; none that has run before."""
         if not self._limits.priorities:
             return None
-        sign = -1 if self._limits.low_values_first else 1
+        rank = self._limits.rank
         fresh = [
             r
             for r in reversed(self._waiting)
             if not (r.num_output or r.retractions or r.wire.is_quarantined)
-            and sign * r.wire.priority < sign * request.wire.priority
+            and rank(r.wire.priority) < rank(request.wire.priority)
         ]
-        return min(fresh, key=lambda r: sign * r.wire.priority, default=None)
+        return min(fresh, key=lambda r: rank(r.wire.priority), default=None)
 
     def in_order(self, now_s: float) -> list[Request]:
         """A copy sorted by policy, then by fair share, then with retracted requests in front, then

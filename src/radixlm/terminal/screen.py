@@ -19,7 +19,6 @@ class PlainScreen:
         self._has_text = False
 
     def begin(self) -> None:
-        """An answer begins."""
         self._has_text = False
 
     def show(self, event: Event) -> None:

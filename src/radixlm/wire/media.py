@@ -98,6 +98,6 @@ def media_ids(digest: bytes, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.resize(words.astype(np.int32), count)
 
 
-def plain_ids(ids: np.ndarray[Any, Any], stand_in: int = 0) -> np.ndarray[Any, Any]:
-    """``ids`` with ``stand_in`` in place of those that stand for media."""
-    return np.where(ids >= FIRST_MEDIA_ID, stand_in, ids)
+def plain_ids(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``ids`` with 0 in place of those that stand for media."""
+    return np.where(ids >= FIRST_MEDIA_ID, 0, ids)

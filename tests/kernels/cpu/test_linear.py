@@ -150,10 +150,10 @@ def test_zero_points_of_eight_equal_no_zero_points() -> None:
     x = rows(20, 128)
     q = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
     scale = torch.rand(50, 2, generator=generator)
-    given = linear.pack_int4(q, scale, torch.full((50, 2), 8), None, "w4a8-64").run(x)
-    assert torch.equal(given, linear.pack_int4(q, scale, None, None, "w4a8-64").run(x))
+    given = linear.pack_int4_offsets(q, scale, -8 * scale, None, "w4a8-64").run(x)
+    assert torch.equal(given, linear.pack_quantized(q, (scale, -8 * scale), None, "w4a8-64").run(x))
     zero = torch.randint(0, 16, (50, 2), generator=generator)
-    packed = linear.pack_int4(q, scale, zero, None, "w4a8-64")
+    packed = linear.pack_int4_offsets(q, scale, -zero * scale, None, "w4a8-64")
     held = (q.double().view(50, 2, 64) - zero[..., None]) * scale.double()[..., None]
     assert error(packed.unpack(), held.view(50, 128)) < 1e-6
     for num_rows in (3, 20):
@@ -227,7 +227,7 @@ def test_given_int8_and_int4_values() -> None:
     q4 = torch.randint(0, 16, (50, 128), dtype=torch.uint8, generator=generator)
     scale4 = torch.rand(50, 2, generator=generator)
     zero4 = torch.randint(0, 16, (50, 2), generator=generator)
-    got = linear.pack_int4(q4, scale4, zero4, None, "int4-64").run(x)
+    got = linear.pack_int4_offsets(q4, scale4, -zero4 * scale4, None, "int4-64").run(x)
     held = (q4.double().view(50, 2, 64) - zero4[..., None]) * scale4.double()[..., None]
     assert error(got, x.double() @ held.view(50, 128).T) < 1e-5
 

@@ -30,7 +30,9 @@ def normed(x: Tensor, weight: Tensor, offset: float, dims: int) -> Tensor:
 
 
 def table(rotary: int) -> Tensor:
-    return rope.cos_sin_table(10000.0 ** -(torch.arange(rotary // 2) * 2 / rotary), 50)
+    inv_freq = 10000.0 ** -(torch.arange(rotary // 2) * 2 / rotary)
+    angles = torch.arange(50, dtype=torch.float64)[:, None] * inv_freq.double()
+    return torch.cat([angles.cos(), angles.sin()], 1).float()
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

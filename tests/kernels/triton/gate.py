@@ -10,7 +10,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import pkgutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,25 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import triton
-
-import radixlm.kernels.triton
-from radixlm.kernels.triton.variant import Variant, compiled
+from tests.kernels.triton.compiler import Variant, compiled
 
 ARCHS = (90, 80)
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = os.environ | {
+    "TRITON_INTERPRET": "0",
+    "PYTHONPATH": os.pathsep.join([f"{ROOT}/src", str(ROOT), os.environ.get("PYTHONPATH", "")]),
+}
+"""Of a process that compiles kernels."""
 RECORD = Path(__file__).with_name("compiled.csv")
 COLUMNS = ("key", "name", "kernel", "arch", "registers", "spills", "shared_bytes", "has_wgmma",
            "wants_wgmma")  # fmt: skip
-MODULES = sorted(m.name for m in pkgutil.iter_modules(radixlm.kernels.triton.__path__))
+MODULES = sorted(file.stem for file in Path(__file__).with_name("variants").glob("*.py"))
 Job = tuple[str, int, int]  # module, which of its variants, architecture
 Row = dict[str, Any]
 
 
 @lru_cache
 def variants_of(module: str) -> tuple[Variant, ...]:
-    announce = getattr(
-        importlib.import_module(f"radixlm.kernels.triton.{module}"), "variants", None
-    )
-    return tuple(announce()) if announce is not None else ()
+    return tuple(importlib.import_module(f"tests.kernels.triton.variants.{module}").variants())
 
 
 def key_of(variant: Variant, arch: int) -> str:

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator
 import triton
 import triton.language as tl
 from tests.kernels.triton import gate
+from tests.kernels.triton.compiler import Variant, ast_source
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
-
-from radixlm.kernels.triton.variant import Variant, _source
 
 LARGEST = 2**31 - 1
 TOKENS = 2**20  # of a step, times experts per token
@@ -74,7 +73,7 @@ Range = tuple[int, int]
 def intermediate(variant: Variant) -> str:
     """The kernel's code before it is laid out for threads."""
     backend = make_backend(GPUTarget("cuda", 90, 32))
-    source = _source(variant)
+    source = ast_source(variant)
     sizes = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     options = backend.parse_options({**sizes, **variant.options})
     context = ir.context()

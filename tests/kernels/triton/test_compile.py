@@ -4,31 +4,23 @@ README.md."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.kernels.triton.gate import MODULES, read_record, table
-
-import radixlm.kernels.triton
-from radixlm.kernels.triton.variant import MAX_SHARED_BYTES, MAX_SHARED_BYTES_SM80
+from tests.kernels.triton.compiler import MAX_SHARED_BYTES, MAX_SHARED_BYTES_SM80
+from tests.kernels.triton.gate import ENVIRONMENT, MODULES, read_record, table
 
 SAMPLE = 12  # variants
 SHARED = {90: MAX_SHARED_BYTES, 80: MAX_SHARED_BYTES_SM80}
 
 
 def compile_in_process(*flags: str) -> list[dict]:
-    source = str(Path(radixlm.kernels.triton.__file__).parents[3])
     program = Path(__file__).with_name("gate.py")
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
-    }
     run = subprocess.run(
-        [sys.executable, str(program), *flags], env=environment, capture_output=True, text=True
+        [sys.executable, str(program), *flags], env=ENVIRONMENT, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -77,15 +69,13 @@ def test_all_variants_compile(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_of_variants_are_unique() -> None:
     program = (
-        "import sys, importlib\n"
+        "import sys; from tests.kernels.triton.gate import variants_of\n"
         "for name in sys.argv[1:]:\n"
-        "    module = importlib.import_module('radixlm.kernels.triton.' + name)\n"
-        "    for v in getattr(module, 'variants', tuple)(): print(name, v.name)\n"
+        "    for v in variants_of(name): print(name, v.name)\n"
     )
-    source = str(Path(radixlm.kernels.triton.__file__).parents[3])
     names = subprocess.run(
         [sys.executable, "-c", program, *MODULES],
-        env=os.environ | {"PYTHONPATH": source},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.kernels.triton.gate import MODULES
-
-import radixlm.kernels.triton
+from tests.kernels.triton.gate import ENVIRONMENT, MODULES
 
 Found = list[tuple[str, list[str]]]
 
 
 def look(*arguments: str) -> Found:
     """The program's findings for each variant, in a process that compiles kernels."""
-    root = Path(radixlm.kernels.triton.__file__).parents[4]
-    paths = [str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")]
     run = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("int32_overflow.py")), *arguments],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(paths)},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
     )

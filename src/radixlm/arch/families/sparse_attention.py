@@ -88,10 +88,6 @@ def kinds_of(c: Config, key: str, *known: str) -> list[str]:
     return kinds
 
 
-def _gate_and_up(at: str, gate: str = "gate_proj") -> tuple[str, str]:
-    return at + gate, at + "up_proj"
-
-
 def hy_v4(c: Config) -> spec.Decoder:
     """Layers may reuse the choice of the last layer with an indexer; routed experts are clamped."""
     c.refuse("hidden_act", "silu", "swish")
@@ -250,7 +246,10 @@ _M3: Names = {
     ),
     "moe.down": AnyOf(_BLOCK_MOE + "experts.{e}.w2", _MLP + "experts.down_proj"),
     "moe.shared.up": AnyOf(
-        *(_gate_and_up(at + "shared_experts.") for at in (_BLOCK_MOE, _MLP)),
+        *(
+            (at + "shared_experts.gate_proj", at + "shared_experts.up_proj")
+            for at in (_BLOCK_MOE, _MLP)
+        ),
         *(at + "shared_experts.gate_up_proj" for at in (_BLOCK_MOE, _MLP)),
     ),
     "moe.shared.down": AnyOf(*(f"{at}shared_experts.down_proj" for at in (_BLOCK_MOE, _MLP))),

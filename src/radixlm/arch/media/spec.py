@@ -28,7 +28,6 @@ class Canvas(Record):
 
     @property
     def boundary_tokens(self) -> tuple[int, ...]:
-        """All ids."""
         slices = (self.slice_start, self.slice_end)
         return (*slices, self.image_start, self.image_end, self.newline)
 

@@ -98,7 +98,6 @@ class LlguidanceMatcher:
                 _allow(out, self._eos_ids)
 
     def accept(self, token: int) -> bool:
-        """See Matcher."""
         if self.is_terminated:
             return False
         if token in self._eos_ids:
@@ -112,7 +111,6 @@ class LlguidanceMatcher:
         return False
 
     def rollback(self, num_tokens: int) -> None:
-        """See Matcher."""
         if num_tokens > 0 and self.is_terminated:
             self.is_terminated = False
             num_tokens -= 1
@@ -135,7 +133,6 @@ class LlguidanceMatcher:
             raise refuse(self._kind, _reason(self._matcher))
 
     def copy(self) -> LlguidanceMatcher:
-        """See Matcher."""
         copy = LlguidanceMatcher(
             self._matcher.deep_copy(), self._eos_ids, self._kind, self._vocab_size, self._end_id
         )

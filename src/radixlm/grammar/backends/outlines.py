@@ -56,7 +56,6 @@ class OutlinesMatcher:
         self.is_terminated = is_terminated
 
     def fill_mask(self, out: Mask) -> None:
-        """See Matcher."""
         state = None if self.is_terminated else self._states[-1]
         mask = self._grammar.mask(state)
         num_words = min(len(mask), len(out))
@@ -64,7 +63,6 @@ class OutlinesMatcher:
         out[num_words:] = 0
 
     def accept(self, token: int) -> bool:
-        """See Matcher."""
         if self.is_terminated:
             return False
         if token in self._grammar.eos_ids:
@@ -78,7 +76,6 @@ class OutlinesMatcher:
         return state is not None
 
     def rollback(self, num_tokens: int) -> None:
-        """See Matcher."""
         if num_tokens > 0 and self.is_terminated:
             self.is_terminated = False
             num_tokens -= 1
@@ -97,7 +94,6 @@ class OutlinesMatcher:
         return tokens
 
     def copy(self) -> OutlinesMatcher:
-        """See Matcher."""
         return OutlinesMatcher(self._grammar, list(self._states), self.is_terminated)
 
 

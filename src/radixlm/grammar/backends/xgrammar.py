@@ -45,11 +45,9 @@ class XgrammarMatcher:
 
     @property
     def is_terminated(self) -> bool:
-        """See Matcher."""
         return bool(self._matcher.is_terminated())
 
     def fill_mask(self, out: Mask) -> None:
-        """See Matcher."""
         end_id = self._tokenizer.vocab_size
         last, bit = end_id // 32, end_id % 32
         words = np.zeros(last + 1, np.uint32)
@@ -67,7 +65,6 @@ class XgrammarMatcher:
                 out.view("u4")[token // 32] |= 1 << (token % 32)
 
     def accept(self, token: int) -> bool:
-        """See Matcher."""
         end_id = self._tokenizer.vocab_size
         if token in self._eos_ids:
             token = end_id
@@ -76,7 +73,6 @@ class XgrammarMatcher:
         return not self.is_terminated and bool(self._matcher.accept_token(token))
 
     def rollback(self, num_tokens: int) -> None:
-        """See Matcher."""
         if num_tokens > 0:
             self._matcher.rollback(num_tokens)
 
@@ -104,7 +100,6 @@ class XgrammarMatcher:
         return tokens[:num_settled]
 
     def copy(self) -> XgrammarMatcher:
-        """See Matcher."""
         matcher = self._matcher.fork()
         return XgrammarMatcher(matcher, self._tokenizer, self._eos_ids, self._pieces)
 

@@ -96,7 +96,6 @@ class FusedGated:
         return out
 
     def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
-        """See Gated."""
         x_TI, (rows, width) = x_TI.contiguous(), (x_TI.shape[0], 2 * self.out_features)
         h = torch.empty(rows, width)
         self._run(

@@ -240,21 +240,19 @@ class PackedLinear:
             raise TypeError(f"{self.fmt} weights are packed from floats, got {rows.dtype}")
         self.handle.pack(rows.data_ptr(), code, rows.stride(0), rows.shape[0], first_row)
 
-    def set_scales(
-        self, scale: Tensor, zero: Tensor | None = None, offset: Tensor | None = None
-    ) -> None:
-        """Scales of a checkpoint's integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
-        (default 8): weight = (q - zero) * scale; or with ``offset``: q * scale + offset."""
+    def set_scales(self, scale: Tensor, offset: Tensor | None = None) -> None:
+        """Scales of a checkpoint's integers: [N] for 8 bit; [N, G] for int4 with offsets [N, G]
+        (default -8 scales): weight = q * scale + offset."""
         b = self.buffers
         assert b.scale is not None, "this format has no scales"
         scale = scale.detach().float()
         if not self._group:
             b.scale.copy_(self.lanes(scale.reshape(self.num_out)))
             return
-        if (zero is not None or offset is not None) and b.offset is None:
+        if offset is not None and b.offset is None:
             raise ValueError(f"{self.fmt}: allocated without zero points")
         if offset is None:
-            offset = (-8.0 if zero is None else -zero.detach().float()) * scale
+            offset = -8.0 * scale
         for target, values in ((b.scale, scale), (b.offset, offset)):
             lanes = self.lanes(values)
             if target is not None:
@@ -382,25 +380,6 @@ def pack_int8(
     return packed
 
 
-def pack_int4(
-    nibbles_NK: Tensor,
-    scale_NG: Tensor,
-    zero_NG: Tensor | None,
-    bias_N: Tensor | None,
-    fmt: str,
-    is_paired: bool = False,
-) -> PackedLinear:
-    """Pack values 0..15 (uint8 [N, K]): weight = (q - zero) * scale, zero 8 by default."""
-    num_out, num_in = nibbles_NK.shape
-    if zero_NG is not None and bool((zero_NG == 8).all()):
-        zero_NG = None
-    zero_points: ZeroPoints = "eight" if zero_NG is None else "stored"
-    packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_points)
-    packed.fill(nibbles_NK, 0)
-    packed.set_scales(scale_NG, zero_NG)
-    return packed
-
-
 def pack_int4_offsets(
     nibbles_NK: Tensor,
     scale_NG: Tensor,
@@ -416,5 +395,5 @@ def pack_int4_offsets(
     zero_points: ZeroPoints = "stored" if is_asymmetric else "eight"
     packed = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, zero_points)
     packed.fill(nibbles_NK, 0)
-    packed.set_scales(scale_NG, offset=offset_NG if is_asymmetric else None)
+    packed.set_scales(scale_NG, offset_NG if is_asymmetric else None)
     return packed

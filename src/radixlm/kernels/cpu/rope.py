@@ -25,12 +25,6 @@ def norm_fields(norm: QkNorm | None) -> tuple[int, int, int, float, float, int, 
     )  # fmt: skip
 
 
-def cos_sin_table(inv_freq_R2: Tensor, num_positions: int, factor: float = 1.0) -> Tensor:
-    """float32 [positions, R]: R / 2 cosines, then R / 2 sines."""
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * inv_freq_R2.double()
-    return (torch.cat([angles.cos(), angles.sin()], 1) * factor).float().contiguous()
-
-
 def _heads(x: Tensor, name: str, is_dense: bool = True) -> tuple[int, int]:
     if x.dtype != torch.float32 or x.ndim != 3 or (x.shape[2] > 1 and x.stride(2) != 1):
         raise ValueError(f"{name}: expected float32 [T, heads, D] with contiguous rows")

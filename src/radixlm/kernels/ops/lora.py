@@ -98,7 +98,6 @@ class TableRows(Record, eq=False):
 
     @property
     def content(self) -> tuple[tuple[float | str, ...], list[Tensor]]:
-        """As in LoraPart."""
         return (), [self.rows_ND, *([] if self.ids_N is None else [self.ids_N])]
 
     def to(self, device: torch.device) -> TableRows:

@@ -201,7 +201,6 @@ class UngatedExperts:
         ids_TK: Tensor,
         lora: ExpertAdapters | None = None,
     ) -> Tensor:
-        """As in ``PackedExperts``."""
         out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 import triton
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import activation as reference
 from radixlm.kernels.triton.launch import cdiv, launch
-from radixlm.kernels.triton.mode import cast, runs_on
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.mode import FLOATS, cast, runs_on
 
 CODES = {
     "silu": 0,
@@ -132,7 +130,7 @@ def gated_pairs_kernel(x_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.const
 
 
 def _takes(x: Tensor) -> bool:
-    return runs_on(x) and x.dtype in POINTERS and x.numel() > 0
+    return runs_on(x) and x.dtype in FLOATS and x.numel() > 0
 
 
 def _pointwise(x: Tensor, act: str, cap: float | None = None) -> Tensor:
@@ -190,36 +188,3 @@ def gated_pairs(x: Tensor, act: str, out: Tensor | None = None) -> Tensor:
             (x, out), (width,), ACT=CODES[act], BLOCK=_BLOCK, num_warps=4
         )  # fmt: skip
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every activation and dtype."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    for pointer in POINTERS.values():
-        pointers = {"x_ptr": pointer, "out_ptr": pointer}
-        for act, code in CODES.items():
-            constants = {"ACT": code, "BLOCK": _BLOCK}
-            for is_scaled in (False, True) if act == "tanh" else (False,):
-                if act != "swiglu_oai":
-                    yield Variant(
-                        f"{act}-{pointer}-{is_scaled}",
-                        pointwise_kernel,
-                        pointers | {"size": "i64", "inner": "fp32", "outer": "fp32"},
-                        constants | {"SCALED": is_scaled},
-                        num_warps=4,
-                        num_stages=3,
-                    )
-            if act not in ("sigmoid",):
-                yield Variant(
-                    f"{act}_gated-{pointer}",
-                    gated_kernel,
-                    pointers | {"half": "i32:16", "x_stride": "i32:16"},
-                    constants,
-                    num_warps=4,
-                    num_stages=3,
-                )
-                sizes = pointers | {"width": "i32:16"}
-                yield Variant(f"{act}_pairs-{pointer}", gated_pairs_kernel, sizes, constants, 4, 3)

@@ -18,7 +18,6 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
 from radixlm.kernels.triton.launch import launch
-from radixlm.kernels.triton.variant import Variant
 
 UNBOUNDED = 1 << 30
 _FEW, _MANY = 256, 1024  # sequences that the kernel takes at a time, in steps of few and of many
@@ -138,12 +137,3 @@ def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) ->
 
 def _num_warps(block: int) -> int:
     return block // 64
-
-
-def variants() -> tuple[Variant, ...]:
-    """Steps of few and of many sequences; nothing else is compiled in."""
-    signature = dict.fromkeys(_VIEWS, "*i32:1") | dict.fromkeys(_SIZES, "i32")
-    return tuple(
-        Variant(f"plan-{block}", plan_kernel, signature, {"BLOCK": block}, _num_warps(block), 3)
-        for block in (_FEW, _MANY)
-    )

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _BLOCK = 4096
 
@@ -40,19 +39,3 @@ def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
         (logits_RV, mask_RW), (vocab, logits_RV.stride(0), mask_RW.stride(0)),
         BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
-
-
-def variants() -> tuple[Variant, ...]:
-    """Each dtype of logits."""
-    numbers = dict.fromkeys(("vocab", "logits_stride", "mask_stride"), "i32")
-    return tuple(
-        Variant(
-            f"bitmask-{pointer}",
-            bitmask_kernel,
-            {"logits_ptr": pointer, "mask_ptr": "*i32", **numbers},
-            {"BLOCK": _BLOCK},
-            num_warps=4,
-            num_stages=3,
-        )
-        for pointer in POINTERS.values()
-    )

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops import embedding as reference
 from radixlm.kernels.triton.launch import cdiv, launch
-from radixlm.kernels.triton.mode import cast, runs_on
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.mode import FLOATS, cast, runs_on
 
 _BLOCK = 1024
 
@@ -33,7 +32,7 @@ def embedding_kernel(
 
 def embedding(ids_T: Tensor, table_VD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """See kernels/ops/embedding.py."""
-    fits = table_VD.dtype in POINTERS and dtype in POINTERS and table_VD.stride(1) == 1
+    fits = table_VD.dtype in FLOATS and dtype in FLOATS and table_VD.stride(1) == 1
     if not (runs_on(table_VD) and fits and ids_T.is_contiguous() and ids_T.numel()):
         return reference.embedding(ids_T, table_VD, scale, dtype)
     dim = table_VD.shape[1]
@@ -43,27 +42,3 @@ def embedding(ids_T: Tensor, table_VD: Tensor, scale: float, dtype: torch.dtype)
         (ids_T, table_VD, out), (dim, table_VD.stride(0), scale), SCALED=scale != 1.0, BLOCK=_BLOCK
     )  # fmt: skip
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every pair of dtypes."""
-    return tuple(
-        Variant(
-            f"embedding-{table}-{out}-{is_scaled}",
-            embedding_kernel,
-            {
-                "ids_ptr": "*i64",
-                "table_ptr": table,
-                "out_ptr": out,
-                "dim": "i32:16",
-                "table_stride": "i32:16",
-                "scale": "fp32",
-            },
-            {"SCALED": is_scaled, "BLOCK": _BLOCK},
-            num_warps=4,
-            num_stages=3,
-        )
-        for table in POINTERS.values()
-        for out in POINTERS.values()
-        for is_scaled in (False, True)
-    )

@@ -4,19 +4,16 @@ integers. Legend: M rows, N outputs, K inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
-from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
+from radixlm.kernels.triton.gemm import Packed, int4_chunk
 from radixlm.kernels.triton.gemm_tile import load_dequantized
 from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import if_set, nothing
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _OUTPUTS, _INPUTS = 32, 128  # of a program that widens
 _COLUMNS = 1024  # of a program that scales
@@ -100,42 +97,3 @@ def scaled(sums_MN: Tensor, x_scale_M: Tensor, packed: Packed, dtype: torch.dtyp
         (num_out, int(bias is not None)), BLOCK=_COLUMNS, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every kind of weights that is dequantized, for each dtype, and the end of integer
-    products."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    widening = (kinds.INT8, *kinds.NIBBLES, kinds.FP8_WIDE, kinds.FP8_BLOCK_WIDE)
-    for pointer in POINTERS.values():
-        for kind in widening:
-            for group in (32, 128) if kind in kinds.NIBBLES else (0,):
-                types = signature(kind, pointer)
-                min_arch, max_arch = archs_of(kind)
-                yield Variant(
-                    f"dequantize-{kind}-{group}-{pointer}",
-                    dequantize_kernel,
-                    {name: types[name] for name in dequantize_kernel.arg_names if name in types},
-                    _constants(kind, group),
-                    4,
-                    3,
-                    min_arch=min_arch,
-                    max_arch=max_arch,
-                )
-        yield Variant(
-            f"scale-{pointer}",
-            scale_kernel,
-            {
-                "sums_ptr": "*i32",
-                **dict.fromkeys(("x_scale_ptr", "w_scale_ptr", "bias_ptr"), "*fp32"),
-                "out_ptr": pointer,
-                "num_out": "i32:16",
-                "has_bias": "i32",
-            },
-            {"BLOCK": _COLUMNS},
-            4,
-            3,
-        )

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import operand
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _TOKENS = 128  # of a program that scores
 _SELECTED = 1024  # tokens that a selecting program looks at together
@@ -159,20 +158,3 @@ def _blocks(group: int, width: int) -> dict[str, int]:
         "BLOCK_G": max(16, next_power_of_2(group)),
         "BLOCK_W": max(32, next_power_of_2(width)),
     }
-
-
-def variants() -> tuple[Variant, ...]:
-    """Few and many heads and channels, dtypes of q."""
-    tables = dict.fromkeys(("page_table", "sequences", "seen"), "*i32:1")
-    numbers = dict.fromkeys(("q_stride", "q_head_stride", "table_stride", "keys_stride"), "i32")
-    found = []
-    for pointer in POINTERS.values():
-        for group, width in ((4, 32), (32, 128)):
-            sizes = {"KV_HEADS": 8, "GROUP": group, "WIDTH": width, "PAGE": 16, "TOKENS": _TOKENS}
-            types = {"q": pointer, "channels": "*i32", "labels": "*i8", "scales": "*fp32"}
-            types |= tables | numbers | {"keys": "*i32"}
-            name, sizes = f"score-{pointer[1:]}-{group}-{width}", sizes | _blocks(group, width)
-            found.append(Variant(name, score_kernel, types, sizes, 4, 3))
-    types = {"keys": "*i32", "chosen": "*i32", "first_row": "i32", "top": "i32"}
-    sizes = {"HEADS": 32, "KV_HEADS": 8, "PAGE": 16, "BLOCK": _SELECTED}
-    return (*found, Variant("select", select_kernel, types | tables | numbers, sizes, 8, 3))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import runs_on
-from radixlm.kernels.triton.variant import Variant
 
 _BLOCK = 2048  # words of a program
 
@@ -94,26 +93,3 @@ def copy_pages(pool: Tensor, source: Sequence[int], target: Sequence[int]) -> No
     elif source:
         of, to = _index(source, pool.device), _index(target, pool.device)
         _move(pool, pool, of, to, len(source))
-
-
-def variants() -> tuple[Variant, ...]:
-    """Each kind of move and word."""
-    numbers = ("num_words", "source_layer", "source_page", "target_layer", "target_page")
-    return tuple(
-        Variant(
-            f"move-{pointer}-{'from' * has_from}{'to' * has_to}",
-            move_kernel,
-            {
-                "source_ptr": pointer,
-                "target_ptr": pointer,
-                "from_ptr": "*i64" if has_from else pointer,
-                "to_ptr": "*i64" if has_to else pointer,
-                **dict.fromkeys(numbers, "i32:16"),
-            },
-            {"FROM": has_from, "TO": has_to, "BLOCK": _BLOCK},
-            num_warps=4,
-            num_stages=3,
-        )
-        for pointer in ("*i32", "*u8")
-        for has_from, has_to in ((True, True), (True, False), (False, True))
-    )

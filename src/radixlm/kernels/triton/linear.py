@@ -29,9 +29,8 @@ from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_int import dequantize, scaled
 from radixlm.kernels.triton.gemm_pack import dequantize as unpack_weights
 from radixlm.kernels.triton.gemm_pack import owned, pack
-from radixlm.kernels.triton.mode import runs_on
+from radixlm.kernels.triton.mode import FLOATS, runs_on
 from radixlm.kernels.triton.ops import register_triton
-from radixlm.kernels.triton.variant import POINTERS
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class TritonGated(reference.Gated):
         return activation.activate_gated(self.inner.run(x_TI), self._act)
 
     def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
-        """See Gated."""
         h_T2O = self.inner.run(x_TI)
         change(h_T2O)
         return activation.activate_gated(h_T2O, self._act)
@@ -244,7 +242,7 @@ class PlainTied(PlainLinear):
 def _takes(weight: Tensor, fmt: str) -> bool:
     known = fmt in FORMATS or fmt in reference_fp8.FORMATS
     is_fit = fits(fmt, weight.dtype) or fmt not in QUANTIZED_X
-    return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in POINTERS
+    return bool(fmt) and known and is_fit and runs_on(weight) and weight.dtype in FLOATS
 
 
 def _stored(

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _CHUNK = 4096
 _FEW_CHUNKS = 64  # 262144 tokens
@@ -71,20 +70,3 @@ def logprobs_at(logits_RV: Tensor, tokens_RK: Tensor) -> Tensor:
         BLOCK=max(_FEW_CHUNKS, next_power_of_2(chunks)), TOKENS=32, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Each dtype of logits and size of vocabulary."""
-    found = []
-    for pointer in POINTERS.values():
-        common = {"logits_ptr": pointer, "sums_ptr": "*fp32"}
-        numbers = dict.fromkeys(("logits_stride", "num_chunks"), "i32")
-        signature = common | numbers | {"vocab": "i32"}
-        found.append(Variant(f"sum-{pointer}", sum_kernel, signature, {}, 8, 3))
-        signature = common | numbers
-        signature |= {"tokens_ptr": "*i64", "out_ptr": "*fp32", "num_tokens": "i32"}
-        for block in (_FEW_CHUNKS, 2 * _FEW_CHUNKS):
-            constants = {"BLOCK": block, "TOKENS": 32}
-            name = f"logprob-{pointer}-{block}"
-            found.append(Variant(name, logprob_kernel, signature, constants, 4, 3))
-    return tuple(sorted(found, key=lambda v: v.name))

@@ -12,7 +12,7 @@ layer, F fields of a part.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -37,7 +37,6 @@ from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
 from radixlm.kernels.triton.mode import cast as narrow
 from radixlm.kernels.triton.mode import operand
 from radixlm.kernels.triton.ops import register_triton
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 Ints = NDArray[np.int32]
 
@@ -391,24 +390,3 @@ for _op, _function in {
     "lora_slots": TritonLoraSlots,
 }.items():
     register_triton(_op, _function)
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every dtype and number of sums."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    places = {"rows_ptr": "*i32", "entries_ptr": "*i64", "h_ptr": "*fp32"}
-    free = dict.fromkeys(("entry_stride", "steps", "segments", "is_whole", "rank_blocks"), "i32")
-    free |= dict.fromkeys(("num_in", "x_stride", "num_out", "y_stride"), "i32:16")
-    for dtype, pointer in POINTERS.items():
-        types = {"x_ptr": pointer, "y_ptr": pointer, **places, **free}
-        uses = [("shrink", shrink_kernel, _shrink_constants(dtype), _STAGES)]
-        sums = [(1 << power, False) for power in range(_most_segments(dtype).bit_length())]
-        for num_sums, has_many in [(1, True)] * (dtype.itemsize == 2) + sums:
-            constants = _expand_constants(dtype, num_sums, has_many)
-            uses.append((f"expand-{num_sums}-{constants['BLOCK_N']}", expand_kernel, constants, 3))
-        for name, kernel, constants, stages in uses:
-            own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-            yield Variant(f"lora-{name}-{pointer}", kernel, own, constants, 4, stages)

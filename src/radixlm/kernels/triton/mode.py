@@ -15,6 +15,7 @@ from torch import Tensor
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 INTERPRET = tl.constexpr(IS_INTERPRETED)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of activations
 
 
 def interpreting() -> bool:

@@ -34,10 +34,9 @@ from radixlm.kernels.triton.gemm import (
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
 from radixlm.kernels.triton.gemm_pack import pack
 from radixlm.kernels.triton.launch import cdiv, launch
-from radixlm.kernels.triton.mode import runs_on
+from radixlm.kernels.triton.mode import FLOATS, runs_on
 from radixlm.kernels.triton.moe_align import align
 from radixlm.kernels.triton.moe_gemv import gemv_down, gemv_up
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 GEMV_TOKENS = 8
 GROUPED_TOKENS = 2048
@@ -197,7 +196,7 @@ def pack_experts(
     weights = (up_E2ID, down_EDI)
     is_known = act in CODES and runs_on(up_E2ID) and set(fmts) <= set(known)
     is_fit = all(
-        stored is not None or (weight.dtype in POINTERS and fits(fmt, weight.dtype))
+        stored is not None or (weight.dtype in FLOATS and fits(fmt, weight.dtype))
         for weight, fmt, stored in zip(weights, fmts, scales, strict=True)
     )
     if limit[0] or not (is_known and is_fit):
@@ -205,20 +204,3 @@ def pack_experts(
         return reference.pack_experts(*weights, *biases, act, fmts, scales, limit)
     up = pack(up_E2ID, up_bias_E2I, fmts[0], act, scales[0])
     return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", scales[1]))
-
-
-def variants() -> tuple[Variant, ...]:
-    """The sums over a token's experts, for each dtype."""
-    found = []
-    for pointer in POINTERS.values():
-        rows = {"slots_ptr": pointer, "sorted_ptr": pointer, "out_ptr": pointer}
-        rest = {"position_ptr": "*i32", "weight_ptr": "*fp32", "dim": "i32:16"}
-        for kernel, constants in (
-            (combine_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
-            (combine_sorted_kernel, {"TOP_K": 8, "BLOCK": _BLOCK_D}),
-        ):
-            names = kernel.arg_names
-            types = {name: kind for name, kind in (rows | rest).items() if name in names}
-            name = f"{kernel.fn.__name__.removesuffix('_kernel')}-{pointer}"
-            found.append(Variant(name, kernel, types, constants, 4, 3))
-    return tuple(found)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.kernels.triton.launch import launch, next_power_of_2
-from radixlm.kernels.triton.variant import Variant
 
 _CHUNKS = (128, 1024)  # slots that a program looks at in one go, of few and of many
 _EXPERTS = (64, 512)  # experts that a program counts, at most; else the next power of two
@@ -108,34 +107,3 @@ def align(ids_TK: Tensor, num_experts: int, block: int) -> Aligned:
         BLOCK_E=next((e for e in _EXPERTS if num_lanes <= e), num_lanes), CHUNK=chunk, num_warps=4,
     )  # fmt: skip
     return Aligned(slots, owners, ends, block, blocks)
-
-
-def variants() -> tuple[Variant, ...]:
-    """Few and many slots, few and many experts."""
-    integers = dict.fromkeys(("num_slots", "num_experts", "max_blocks", "block_size"), "i32")
-    outputs = dict.fromkeys(("counts_ptr", "owners_ptr", "ends_ptr"), "*i32:1")
-    ids = {"ids_ptr": "*i64", "slots_ptr": "*i32"}
-    counting = [
-        Variant(
-            f"count-{chunk}",
-            count_kernel,
-            {"ids_ptr": "*i64", "counts_ptr": "*i32:1", "num_slots": "i32"},
-            {"CHUNK": chunk},
-            4,
-            3,
-        )
-        for chunk in _CHUNKS
-    ]
-    placing = [
-        Variant(
-            f"place-{experts}-{chunk}",
-            place_kernel,
-            ids | outputs | integers,
-            {"BLOCK_E": experts, "CHUNK": chunk},
-            4,
-            3,
-        )
-        for chunk in _CHUNKS
-        for experts in _EXPERTS
-    ]
-    return (*counting, *placing)

@@ -6,8 +6,6 @@ Legend: T tokens, K chosen experts, S = T * K slots, D channels, I inner channel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -15,11 +13,10 @@ from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import SWISH, swish_gated
-from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
+from radixlm.kernels.triton.gemm import Packed, int4_chunk
 from radixlm.kernels.triton.gemm_tile import load_dequantized
 from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import if_set, interpreting, nothing
-from radixlm.kernels.triton.variant import POINTERS, Variant
 
 _SIZE = 4096  # numbers of a step
 STAGES = tl.constexpr(3)  # steps whose weights are on their way
@@ -168,36 +165,3 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
         **constants, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every kind, dtype and block of outputs; nothing else is compiled in."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    for kind in kinds.ALL:
-        for dtype, pointer in POINTERS.items():
-            if kind == kinds.W8A8 or (dtype == torch.float32 and kind != kinds.PLAIN):
-                continue
-            for group in (32, 128) if kind in kinds.NIBBLES else (0,):
-                blocks = {_blocks(kind, 1, num_out) for num_out in (1, 1 << 20)}
-                for block_n, block_k in sorted(blocks):
-                    may_be_one = block_n == 4 and dtype != torch.float32
-                    for is_one in (False, True) if may_be_one else (False,):
-                        constants = _constants(kind, group, block_n, block_k, is_one)
-                        yield from _uses(f"{kind}-{group}-{pointer}", pointer, kind, constants)
-
-
-def _uses(
-    label: str, pointer: str, kind: int, constants: dict[str, int | bool]
-) -> Iterator[Variant]:
-    types = signature(kind, pointer) | {"x_ptr": pointer, "ids_ptr": "*i64"}
-    size = f"{constants['BLOCK_N']}x{constants['BLOCK_K']}{'-one' * constants['ONE_STEP']}"
-    min_arch, max_arch = archs_of(kind)
-    for use, kernel in {"up": gemv_up_kernel, "down": gemv_down_kernel}.items():
-        own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-        yield Variant(
-            f"gemv-{use}-{label}-{size}", kernel, own, constants, 4, 3, min_arch=min_arch,
-            max_arch=max_arch,
-        )  # fmt: skip

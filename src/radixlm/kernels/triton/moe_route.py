@@ -5,8 +5,6 @@ Legend: T tokens, E experts, K chosen ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -15,8 +13,7 @@ from torch import Tensor
 from radixlm.arch.spec import Moe
 from radixlm.kernels.ops import moe as reference
 from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
-from radixlm.kernels.triton.mode import runs_on
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.mode import FLOATS, runs_on
 
 SCORES = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sigmoid_topk": 3}
 SOFTMAX, SIGMOID, SOFTMAX_TOPK, SIGMOID_TOPK = (tl.constexpr(code) for code in SCORES.values())
@@ -130,7 +127,7 @@ def takes(logits_TE: Tensor, spec: Moe) -> bool:
     return (
         runs_on(logits_TE)
         and spec.score in SCORES
-        and logits_TE.dtype in POINTERS
+        and logits_TE.dtype in FLOATS
         and logits_TE.stride(1) == 1
         and logits_TE.shape[1] <= MAX_EXPERTS
         and logits_TE.shape[1] % spec.groups[0] == 0
@@ -155,43 +152,3 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, spec: Moe) -> tuple[Te
         **_constants(spec, num_experts, correction_E is not None), num_warps=num_warps,
     )  # fmt: skip
     return weights_TK, ids_TK
-
-
-_SHAPES = {
-    "softmax-128-8": Moe(128, 8, 768, "silu", renorm=True),
-    "softmax-8-2": Moe(8, 2, 768, "silu", renorm=True),
-    "grouped-256-8": Moe(
-        256, 8, 768, "silu", "sigmoid", renorm=True, scale=2.5, correction=True, groups=(8, 4)
-    ),
-    "grouped-max-160-6": Moe(160, 6, 768, "silu", groups=(8, 3), group_score="max", scale=16.0),
-    "sigmoid-512-10": Moe(512, 10, 768, "silu", "sigmoid", renorm=True, correction=True),
-    "chosen-128-4": Moe(128, 4, 768, "swiglu_oai", "softmax_topk"),
-    "chosen-32-4": Moe(32, 4, 768, "swiglu_oai", "softmax_topk"),
-    "sigmoid-chosen-16-1": Moe(16, 1, 768, "silu", "sigmoid_topk"),
-    "softmax-1024-16": Moe(1024, 16, 768, "silu"),
-}
-
-
-def variants() -> tuple[Variant, ...]:
-    """The routers of known families, for each dtype of logits."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    for name, spec in _SHAPES.items():
-        for pointer in POINTERS.values():
-            yield Variant(
-                f"route-{name}-{pointer}",
-                route_kernel,
-                {
-                    "logits_ptr": pointer,
-                    **dict.fromkeys(("correction_ptr", "weights_ptr"), "*fp32"),
-                    "ids_ptr": "*i64",
-                    **dict.fromkeys(("num_tokens", "num_experts", "group_size"), "i32"),
-                    "stride": "i32:16",
-                    "scale": "fp32",
-                },
-                _constants(spec, spec.experts, spec.correction),
-                _tile(spec.experts)[2],
-                num_stages=1,
-            )

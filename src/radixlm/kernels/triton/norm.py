@@ -7,7 +7,6 @@ Legend: N rows, D channels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import torch
 import triton
@@ -15,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch, next_power_of_2
-from radixlm.kernels.triton.mode import cast, runs_on
-from radixlm.kernels.triton.variant import POINTERS, Variant
+from radixlm.kernels.triton.mode import FLOATS, cast, runs_on
 
 MAX_DIM = 16384
 _TILE = 1024  # channels that a program takes at least, in rows of few channels
@@ -72,7 +70,7 @@ def takes(x: Tensor, weight_D: Tensor, bias_D: Tensor | None = None) -> bool:
     """Whether the kernel can normalise x."""
     return (
         runs_on(x)
-        and x.dtype in POINTERS
+        and x.dtype in FLOATS
         and 0 < x.shape[-1] <= MAX_DIM
         and x.numel() > 0
         and as_rows(x) is not None
@@ -126,39 +124,3 @@ def norm(
     out_ND = out if out.ndim == 2 else out.view(rows_ND.shape)
     norm_into(rows_ND, out_ND, weight_D, bias_D, eps, is_layer_norm, delta_ND)
     return out
-
-
-def variants() -> tuple[Variant, ...]:
-    """Every tile, kind and dtype."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    kinds = {"rms": (False, False), "layer": (False, True), "layer_bias": (True, True)}
-    for block in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384):
-        rows, block, num_warps = _tile(block)
-        for pointer in POINTERS.values():
-            for kind, (has_bias, is_layer) in kinds.items():
-                for has_delta in (False, True):
-                    yield Variant(
-                        f"{'add_' * has_delta}{kind}_norm-{pointer}-{block}",
-                        norm_kernel,
-                        {
-                            **dict.fromkeys(("x_ptr", "delta_ptr", "out_ptr"), pointer),
-                            **dict.fromkeys(("weight_ptr", "bias_ptr"), "*fp32"),
-                            **dict.fromkeys(("num_rows", "num_weights"), "i32"),
-                            **dict.fromkeys(
-                                ("dim", "x_stride", "delta_stride", "out_stride"), "i32:16"
-                            ),
-                            "eps": "fp32",
-                        },
-                        {
-                            "HAS_DELTA": has_delta,
-                            "HAS_BIAS": has_bias,
-                            "IS_LAYER": is_layer,
-                            "ROWS": rows,
-                            "BLOCK": block,
-                        },
-                        num_warps,
-                        num_stages=3,
-                    )

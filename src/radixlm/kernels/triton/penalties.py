@@ -13,7 +13,6 @@ from torch import Tensor
 
 from radixlm.kernels.triton.bitmask import is_forbidden
 from radixlm.kernels.triton.launch import cdiv, launch
-from radixlm.kernels.triton.variant import Variant
 
 # columns of a row of the table, int64. Addresses are of device memory, 0 for none.
 COLUMNS = (
@@ -152,29 +151,3 @@ def process_(
 def record(rows_RA: Tensor, tokens_R: Tensor) -> None:
     """Count the tokens (int64 [R], negative for none) of rows that have counts."""
     launch(record_kernel, (tokens_R.shape[0],), (rows_RA, tokens_R), (), num_warps=1)
-
-
-def variants() -> tuple[Variant, ...]:
-    """With and without mask."""
-    common = {"logits_ptr": "*fp32", "rows_ptr": "*i64", "vocab": "i32", "logits_stride": "i32"}
-    penalties = [
-        Variant(
-            f"penalties{'-mask' * has_mask}",
-            penalty_kernel,
-            common | {"mask_ptr": "*i32", "mask_stride": "i32"},
-            {"MASK": has_mask, "BLOCK": _BLOCK},
-            num_warps=4,
-            num_stages=3,
-        )
-        for has_mask in (False, True)
-    ]
-    lists = Variant(
-        "lists",
-        list_kernel,
-        common | {"positions_ptr": "*i32:1"},
-        {"BLOCK": 2 * _BLOCK, "LIST": _LIST},
-        num_warps=8,
-        num_stages=3,
-    )
-    pointers = {"rows_ptr": "*i64", "tokens_ptr": "*i64"}
-    return (*penalties, lists, Variant("record", record_kernel, pointers, {}, 1, 3))

@@ -15,8 +15,6 @@ Legend: R rows, V vocabulary, C chunks, W mask words (32 tokens each), P paramet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +22,6 @@ from torch import Tensor
 
 from radixlm.kernels.triton.launch import cdiv, launch
 from radixlm.kernels.triton.mode import runs_on
-from radixlm.kernels.triton.variant import Variant
 
 _CHUNK = 2048
 _WARPS = 4
@@ -275,35 +272,3 @@ def pack_params(floats_R3: Tensor, top_k_R: Tensor, seeds_R: Tensor, is_greedy_R
     seeds = seeds_R.contiguous().view(torch.int32).view(-1, 2).T
     floats = floats_R3.contiguous().view(torch.int32).T
     return torch.cat((floats, top_k_R.int()[None], seeds, is_greedy_R.int()[None])).contiguous()
-
-
-def variants() -> tuple[Variant, ...]:
-    """Small and large vocabularies, with and without mask and token table."""
-    return tuple(_variants())
-
-
-def _variants() -> Iterator[Variant]:
-    common = {
-        "logits_ptr": "*fp32",
-        "params_ptr": "*i32:1",
-        "positions_ptr": "*i32:1",
-        "floats_ptr": "*fp32",
-        "tokens_ptr": "*i32",
-        **dict.fromkeys(("vocab", "logits_stride", "params_stride", "num_chunks"), "i32"),
-    }
-    for has_mask in (False, True):
-        signature = common | {"mask_ptr": "*i32:1", "mask_stride": "i32"}
-        yield Variant(
-            f"chunk{'-mask' * has_mask}", chunk_kernel, signature, {"MASK": has_mask}, _WARPS, 3
-        )
-    for block in (_FEW_CHUNKS, MAX_CHUNKS):
-        for next_dtype in ("", "*i64"):
-            signature = common | {
-                "out_ptr": "*i64",
-                "bad_ptr": "*i1",
-                "next_ptr": "*i64",
-                "slots_ptr": "*i32:1" if next_dtype else "*i64:1",
-            }
-            constants = {"TO_SLOTS": bool(next_dtype), "BLOCK": block}
-            name = f"pick-{block}{'-slots' if next_dtype else ''}"
-            yield Variant(name, pick_kernel, signature, constants, _PICK_WARPS, 3)

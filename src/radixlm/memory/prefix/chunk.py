@@ -25,7 +25,6 @@ class ChunkCache:
         return Match(self._handle, _NO_PAGES, 0, self._window_pages)
 
     def peek(self, ids: TokenIds, namespace: Hashable = None) -> int:
-        """0 tokens."""
         return 0
 
     def lock(self, handle: Handle) -> None:
@@ -81,22 +80,18 @@ class ChunkCache:
 
     @property
     def num_evictable(self) -> int:
-        """0 pages."""
         return 0
 
     @property
     def num_window_evictable(self) -> int:
-        """0 pages."""
         return 0
 
     @property
     def num_locked(self) -> int:
-        """0 pages."""
         return 0
 
     @property
     def total_pages(self) -> int:
-        """0 pages."""
         return 0
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:

@@ -71,7 +71,6 @@ class EncoderModel(Module):
 
     @property
     def _blocks_with_weights(self) -> tuple[Block, ...]:
-        """The blocks that have weights."""
         return self.decoder.blocks[: 1 if self.spec.is_shared else None]
 
     def _make_tables(self, width: int) -> None:

@@ -58,9 +58,8 @@ class TransformersEncoder:
         dtype: torch.dtype,
         uses_class_forward: bool = False,
     ) -> None:
-        """``uses_class_forward``: the class's forward joins what its encoders make.
-        CheckpointError if the
-        weights do not load; ConfigError without transformers."""
+        """``uses_class_forward``: the class's forward joins what its encoders make. CheckpointError
+        if the weights do not load; ConfigError without transformers."""
         self._device, self._dtype = device, dtype
         model, dim, self._scale = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)

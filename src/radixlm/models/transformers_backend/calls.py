@@ -1,12 +1,10 @@
 """Remove the overhead of calls within a Hugging Face model. A layer makes about fifty; what torch
-and
-transformers do around each (hooks, lookups by name, mapped config attributes) costs more than the
-arithmetic of a decode step. The results do not change.
+and transformers do around each (hooks, lookups by name, mapped config attributes) costs more than
+the arithmetic of a decode step. The results do not change.
 
 Each module becomes an instance of a subclass of its class whose ``__call__`` is ``forward``. In
-that
-forward, transformers' attention is replaced by the paged attention, and its rope by the C++ kernel
-if both give the same numbers.
+that forward, transformers' attention is replaced by the paged attention, and its rope by the C++
+kernel if both give the same numbers.
 
 Legend: T tokens, H heads, D channels of a head, R rotated channels.
 """

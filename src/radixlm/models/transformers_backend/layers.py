@@ -91,7 +91,6 @@ class _Joined:
         return part
 
     def weight(self, index: int) -> Tensor:
-        """The weight of layer ``index``."""
         return self._packed.unpack().split_with_sizes(self._sizes, 0)[index].float()
 
 

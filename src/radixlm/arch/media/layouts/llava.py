@@ -69,8 +69,7 @@ def _weights_beside(raw: Raw, folder: Path) -> Path | None:
 
 def _with_encoder(raw: Raw, folder: Path) -> Raw:
     """The config with the sizes of the encoder that it names under ``vision_config``.
-    CheckpointError
-    if they are not known."""
+    CheckpointError if they are not known."""
     name = str(raw.get("mm_vision_tower") or "")
     beside = vision_encoder_folder(raw, folder)
     sizes = _ENCODERS.get(name.rpartition("/")[2])

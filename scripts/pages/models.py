@@ -1,4 +1,4 @@
-"""docs/models.md: a row for each architecture. ``python -m radixlm.arch.docs`` prints it."""
+"""docs/models.md: a row for each architecture (``scripts/docs``)."""
 
 import inspect
 import json
@@ -55,7 +55,7 @@ Prediction layers that are not built, and why:
 | Inkling | its layers have short convolutions, whose states a draft model cannot keep |
 | MiniMax M3 | no public code tells what the tensors in `model.mtp.layers` are |
 """
-PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
+PARITY = Path(__file__).parents[2] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = "published.py"  # families whose mathematics the tests write out
@@ -89,8 +89,8 @@ def prediction_layers() -> str:
     return "\n".join(rows) + "\n" + NOT_BUILT
 
 
-def page() -> str:
-    """The page as Markdown."""
+def render() -> str:
+    """The whole page."""
     rows = []
     measured: dict[str, float] = json.loads(PARITY.read_text()) if PARITY.exists() else {}
     sizes: dict[str, int] = {}
@@ -114,4 +114,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(render(), end="")

@@ -1,8 +1,7 @@
-"""docs/server-arguments.md, written from the options: ``python -m radixlm.config.docs FILE``."""
+"""docs/server-arguments.md, written from the options (``scripts/docs``)."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from radixlm.base.env import VARIABLES
@@ -15,7 +14,7 @@ from radixlm.config.values import show
 _INTRO = """\
 # Server arguments
 
-<!-- Written by `python -m radixlm.config.docs docs/server-arguments.md`; edit the options. -->
+<!-- Written by `scripts/docs`; edit the options. -->
 
 Every flag of SGLang 0.5.2 is accepted, and some more; those that came later, up to 0.5.23, are
 known by name (below). `radixlm serve --help-all` prints the same list.
@@ -145,18 +144,5 @@ def render() -> str:
     return "\n".join([*lines, *_old(), *_newer(), *_environment()]) + "\n"
 
 
-def write_page(argv: Sequence[str], page: str) -> None:
-    """Write a page to the file named by ``argv``, or print it."""
-    if argv:
-        Path(argv[0]).write_text(page, encoding="utf-8")
-    else:
-        sys.stdout.write(page)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Write or print this page."""
-    write_page(argv, render())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(render(), end="")

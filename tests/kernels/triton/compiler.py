@@ -1,4 +1,4 @@
-"""Records of all kernel configurations that may be launched, compiled without a GPU."""
+"""One configuration of a kernel, and its compilation without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ NEWEST = 999  # of architectures
 _WARP = 32
 # of activations, as triton writes them
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-CACHE_POINTERS = {**POINTERS, torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5"}
 MIN_ARCH = {"*fp8e4nv": 89}  # of pointers that older GPUs do not know
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _IS_INTEGER = re.compile(r"[iu]\d+")
@@ -66,7 +65,7 @@ def compiled(variant: Variant, arch: int = 90) -> Compiled:
     """Compile for ``sm_<arch>``; needs neither a GPU nor a driver, but a process in which
     kernels are not interpreted."""
     kernel = triton.compile(
-        _source(variant),
+        ast_source(variant),
         target=GPUTarget("cuda", arch, _WARP),
         options={
             "num_warps": variant.num_warps,
@@ -78,7 +77,7 @@ def compiled(variant: Variant, arch: int = 90) -> Compiled:
     return Compiled(registers, local_bytes, kernel.metadata.shared, kernel.asm["ptx"])
 
 
-def _source(variant: Variant) -> ASTSource:
+def ast_source(variant: Variant) -> ASTSource:
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, name in enumerate(variant.kernel.arg_names):

@@ -1,16 +1,16 @@
-"""docs/gateway-arguments.md, written from the flags: ``python -m radixlm.router.docs FILE``."""
+"""docs/gateway-arguments.md, written from the flags (``scripts/docs``)."""
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
-from radixlm.config.docs import HEAD, row, write_page
+from scripts.pages.server_arguments import HEAD, row
+
 from radixlm.router.options import ENVIRONMENT, table
 
 _INTRO = """\
 # Arguments of the gateway
 
-<!-- Written by `python -m radixlm.router.docs docs/gateway-arguments.md`; edit the flags. -->
+<!-- Written by `scripts/docs`; edit the flags. -->
 
 Every flag of sglang-router 0.3.2, with its default, and our own. `radixlm router --help` prints the
 same list. Lists take their values after one flag: `--worker-urls http://a:30001 http://b:30001`.
@@ -41,10 +41,5 @@ def render() -> str:
     return "\n".join(_lines()) + "\n"
 
 
-def main(argv: Sequence[str]) -> None:
-    """Write or print this page."""
-    write_page(argv, render())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(render(), end="")

@@ -1,11 +1,11 @@
-"""The table of parsers in docs/parsers.md: ``python -m radixlm.text.tools.docs``."""
+"""docs/parsers.md, written from the tables of parsers (``scripts/docs``)."""
 
 from radixlm.text.reasoning.table import MARKERS
 from radixlm.text.tools.table import FORMATS
 
 _HEAD = """# Parsers
 
-Generated from the code by `python -m radixlm.text.tools.docs > docs/parsers.md`.
+Generated from the code by `scripts/docs`.
 
 Both kinds of parsers return the same result for any split of a message into chunks. `auto` picks
 one by the model's chat template; it recognizes the formats marked "auto". A message that does not
@@ -34,8 +34,8 @@ template that turns thinking on and off, and its default.
 """
 
 
-def parsers_markdown() -> str:
-    """The text of docs/parsers.md."""
+def render() -> str:
+    """The whole page."""
     return _HEAD + "".join(_tool_rows()) + _REASONING_HEAD + "".join(_reasoning_rows())
 
 
@@ -89,4 +89,4 @@ def _mark(value: bool) -> str:
 
 
 if __name__ == "__main__":
-    print(parsers_markdown(), end="")
+    print(render(), end="")
