@@ -174,7 +174,8 @@ def _gguf_of(path: Path) -> Path | None:
 def config_overrides(config: ServerConfig) -> dict[str, Any]:
     """Of --json-model-override-args."""
     given = config.model.json_model_override_args
-    return json.loads(given) if isinstance(given, str) else dict(given or {})
+    overrides: dict[str, Any] = json.loads(given) if isinstance(given, str) else dict(given or {})
+    return overrides
 
 
 def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
