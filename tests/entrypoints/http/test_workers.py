@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,13 @@ async def test_workers_that_cannot_be_started_end_the_server(
 ) -> None:
     fleet, tries = await _fleet_that_cannot_start_workers(monkeypatch, 99)
     assert tries == workers.MAX_DEATHS + 1 and fleet._status == 1 and fleet._is_stopping
+
+
+def test_only_reports_go_to_standard_output() -> None:
+    """Of a worker: a tokenizer's code that prints would break what the main process reads."""
+    code = (
+        "from radixlm.entrypoints.http.workers import take_stdout; reports = take_stdout(); "
+        "print('noise', flush=True); print('report', file=reports, flush=True)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr.splitlines()[-1]) == ("report\n", "noise")

@@ -3,7 +3,8 @@
 The main process owns and watches the engines and the workers. It replaces a worker that dies, or
 that sends no report for --watchdog-timeout; only that worker's connections fail. Commands go to a
 worker as JSON lines on its standard input, its reports come as JSON lines on its standard output. A
-worker whose input ends stops: its main process has died.
+worker whose input ends stops: its main process has died. What else a worker prints goes to
+standard error.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 
@@ -286,9 +287,9 @@ class SharedEngine:
 class Worker:
     """One HTTP process."""
 
-    def __init__(self, start: dict[str, Any]) -> None:
+    def __init__(self, start: dict[str, Any], reports: TextIO) -> None:
         config = ServerConfig.from_kwargs(**start["options"])
-        self._index = int(start["index"])
+        self._index, self._reports = int(start["index"]), reports
         level = config.observe.log_level if self._index == 0 else "warning"
         set_up_logging(
             f"http{self._index}",
@@ -344,8 +345,15 @@ class Worker:
                 if replica.is_ready and not was_ready:
                     states[-1]["facts"] = replica.facts
             were_ready = [replica.is_ready for replica in replicas]
-            print(json.dumps({"replicas": states}), flush=True)
+            print(json.dumps({"replicas": states}), file=self._reports, flush=True)
             await asyncio.sleep(REPORT_S)
+
+
+def take_stdout() -> TextIO:
+    """Standard output for reports alone: a tokenizer's own code may print."""
+    reports = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return reports
 
 
 def main() -> int:
@@ -354,7 +362,7 @@ def main() -> int:
         signal.signal(signum, signal.SIG_IGN)  # the main process decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as raw:
         start: dict[str, Any] = json.loads(raw.readline())  # not a byte more than the first line
-    return int(uvloop.run(Worker(start).run()))
+    return int(uvloop.run(Worker(start, take_stdout()).run()))
 
 
 if __name__ == "__main__":

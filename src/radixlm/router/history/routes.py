@@ -65,23 +65,19 @@ class HistoryRoutes:
         path = f"/v1/responses/{kept['response']['id']}"
         answer = await self._ask(self._named(kept["worker"]), "GET", path, call)
         if answer is not None and answer.status == 200:
-            await self._refresh(kept, answer.body)
+            await self._refresh(kept, _told(answer.body))
         elif self._named(kept["worker"]) is None or (answer is not None and answer.status == 404):
             message = "the worker that computed this response is gone"
             failed = {"status": "failed", "error": {"code": "server_error", "message": message}}
-            await self._refresh(kept, orjson.dumps(kept["response"] | failed))
+            await self._refresh(kept, kept["response"] | failed)
         return kept
 
-    async def _refresh(self, kept: dict[str, Any], body: bytes) -> None:
-        """Take over what has become of a response of the background, unless ``body`` is none."""
+    async def _refresh(self, kept: dict[str, Any], response: Item) -> None:
+        """Take over what has become of a response of the background."""
         assert self.history is not None
         before = kept["response"]
-        try:
-            response = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return
-        if not isinstance(response, dict) or response.get("id") != before["id"]:
-            return
+        if response.get("id") != before["id"]:
+            return  # the worker tells of something else
         resolved = {n: before[n] for n in ("conversation", "previous_response_id") if n in before}
         kept["response"] = response | resolved
         if response.get("status") not in FINAL:
@@ -121,7 +117,7 @@ class HistoryRoutes:
             answer = await self._forward(call, self._named(kept["worker"]))
             if answer.status != 200 or not isinstance(answer.body, bytes):
                 return answer
-            await self._refresh(kept, answer.body)
+            await self._refresh(kept, _told(answer.body))
         return json_answer(kept["response"])
 
     async def input_items(self, call: Call) -> Answer:
@@ -208,6 +204,15 @@ class HistoryRoutes:
         serve("POST", items, add_items, "id")
         serve("GET", items + "/{item}", history.item, "id", "item")
         serve("DELETE", items + "/{item}", history.delete_item, "id", "item")
+
+
+def _told(body: bytes) -> Item:
+    """The response that a worker's answer holds; empty where it holds none."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 async def _chunks(exchange: Any) -> AsyncIterator[bytes]:
