@@ -68,6 +68,11 @@ class Sessions(Observer):
         self._open: dict[str, _Session] = {}
         self._owner: dict[str, str] = {}  # running rid -> session
 
+    @property
+    def num_streaming(self) -> int:
+        """Streaming sessions that are open."""
+        return sum(session.streaming for session in self._open.values())
+
     def open(
         self,
         capacity: int,

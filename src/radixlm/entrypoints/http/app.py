@@ -133,8 +133,7 @@ def create_app(
     app = bare_app()
     state = make_state(config, info_, tokenizer, intake)
     app.state.server = state
-    if config.observe.enable_metrics:
-        metrics.install(app, state, is_first)
+    made = metrics.install(app, state, is_first) if config.observe.enable_metrics else None
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
     live.install(state)
@@ -143,6 +142,9 @@ def create_app(
     app.add_middleware(
         RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
     )
+    if made is not None:
+        routes = [*app.routes, *(one for router in _ROUTERS for one in router.routes)]
+        app.add_middleware(metrics.HttpCounter, counts=made.http, routes=routes)
     # outside of the other middleware, so that browsers may read its errors too
     app.add_middleware(with_cors, option=config.serve.cors_allowed_origins)
     app.add_middleware(WithVersion)
