@@ -240,15 +240,15 @@ def full_name(name: str) -> str:
 
 
 class HttpCounts:
-    """Calls of the server by route, method and status."""
+    """Calls of the server by route, method and status. ``labels``: of every metric."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        names = ("endpoint", "method")
+    def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
+        self._labels = labels
+        names = (*labels, "endpoint", "method")
         self._requests = Counter("sglang:http_requests", "HTTP requests.", names, registry=registry)
         self._responses = Counter(
-            "sglang:http_responses", "HTTP responses.",
-            ("endpoint", "status_code", "method"), registry=registry,
-        )  # fmt: skip
+            "sglang:http_responses", "HTTP responses.", (*names, "status_code"), registry=registry
+        )
         self._active = Gauge(
             "sglang:http_requests_active", "HTTP requests that are answered.",
             names, registry=registry, multiprocess_mode="livesum",
@@ -256,14 +256,16 @@ class HttpCounts:
 
     def begin(self, endpoint: str, method: str) -> None:
         """A request has come."""
-        self._requests.labels(endpoint, method).inc()
-        self._active.labels(endpoint, method).inc()
+        labels = {**self._labels, "endpoint": endpoint, "method": method}
+        self._requests.labels(**labels).inc()
+        self._active.labels(**labels).inc()
 
     def end(self, endpoint: str, method: str, status: int) -> None:
         """It is answered; ``status`` 0: the client left before."""
-        self._active.labels(endpoint, method).dec()
+        labels = {**self._labels, "endpoint": endpoint, "method": method}
+        self._active.labels(**labels).dec()
         if status:
-            self._responses.labels(endpoint, str(status), method).inc()
+            self._responses.labels(**labels, status_code=str(status)).inc()
 
 
 class Metrics:
@@ -295,7 +297,7 @@ class Metrics:
             "sglang:startup_time_seconds", "Seconds of parts of the start.",
             (*self._names, "phase"), registry=self.registry, multiprocess_mode="mostrecent",
         )  # fmt: skip
-        self.http = HttpCounts(self.registry)
+        self.http = HttpCounts(self._labels, self.registry)
         self._adapter_load = self._histogram(
             "lora_load_seconds", "Time to load an adapter.", LOAD_S
         )
