@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.entrypoints.http.admin.metrics import pair_gauges
-from radixlm.observe.metrics import DRAFT_COUNTERS, GAUGES, Buckets, Metrics
+from radixlm.observe.metrics import COUNTERS, GAUGES, Buckets, Metrics, full_name
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.series import Counter, Gauge
 
@@ -63,8 +63,8 @@ def offered() -> dict[str, set[str]]:
         for suffix in SUFFIXES[one._type]:
             extra = {"le"} if suffix == "_bucket" else set()
             found[one._name + suffix] = set(one._labelnames) | extra
-    for name, _ in DRAFT_COUNTERS.values():
-        found[f"{name}_total"] = set(labels)
+    for name in COUNTERS:
+        found[full_name(name)] = set(labels)
     for family in RouterMetrics()._families:
         kind = "histogram"
         if isinstance(family, Counter | Gauge):

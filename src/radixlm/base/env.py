@@ -40,6 +40,14 @@ def read_limit(text: str) -> float:
     return max(0.0, float(text))
 
 
+def read_count(text: str) -> int:
+    """A whole number from 0 on; ValueError otherwise."""
+    count = int(text)
+    if count < 0:
+        raise ValueError("below 0")
+    return count
+
+
 def read_names(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -195,6 +203,27 @@ HEALTH_CHECK_TIMEOUT_S = Variable(
     read_seconds,
     "Seconds that /health_generate waits for a token.",
     ("SGLANG_HEALTH_CHECK_TIMEOUT",),
+)
+KEEP_ALIVE_S = Variable(
+    "RADIXLM_KEEP_ALIVE_S",
+    75,
+    read_count,
+    "Seconds that an idle connection of a client stays open.",
+    ("SGLANG_TIMEOUT_KEEP_ALIVE",),
+)
+MAX_NEW_TOKENS_LIMIT = Variable(
+    "RADIXLM_MAX_NEW_TOKENS_LIMIT",
+    0,
+    read_count,
+    "Tokens that an answer has at most, whatever its request asks for; 0: no such limit.",
+    ("SGLANG_MAX_NEW_TOKENS_LIMIT",),
+)
+DEFAULT_THINKING: Variable[bool | None] = Variable(
+    "RADIXLM_DEFAULT_THINKING",
+    None,
+    read_bool,
+    "Whether a model reasons in chats that say nothing about it; the template decides unless set.",
+    ("SGLANG_DEFAULT_THINKING", "SGLANG_ENABLE_THINKING"),
 )
 QUEUE_TIMEOUT_S = Variable(
     "RADIXLM_QUEUE_TIMEOUT_S",

@@ -125,7 +125,8 @@ class LoadedEngine(Record):
 
 
 class _Models(Record):
-    """What this rank computes, loaded. ``num_bytes``: of all weights; ``seconds``: to load them."""
+    """What this rank computes, loaded. ``num_bytes``: of all weights; ``seconds``: to load them,
+    from ``started_s`` on."""
 
     kernels: Kernels
     experts: ExpertPlaces
@@ -134,6 +135,7 @@ class _Models(Record):
     draft: LoadedDraft | None
     num_bytes: int
     seconds: float
+    started_s: float
 
 
 def _load_models(
@@ -158,7 +160,7 @@ def _load_models(
             tap_for_drafter(config, info, model)
         num_bytes += draft.num_bytes if draft else 0
     seconds = time.perf_counter() - started_s
-    return _Models(kernels, experts, packed, model, draft, num_bytes, seconds)
+    return _Models(kernels, experts, packed, model, draft, num_bytes, seconds, started_s)
 
 
 class _Steps(Record):
@@ -413,6 +415,7 @@ def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> di
         "weight_bytes": loaded.num_bytes,
         "kv_bytes": pools.num_bytes,
         "load_seconds": loaded.seconds,
+        "engine_seconds": time.perf_counter() - loaded.started_s,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
         "kernels": describe(),

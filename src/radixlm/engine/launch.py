@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from radixlm.base.env import QUEUE_TIMEOUT_S
+from radixlm.base.env import MAX_NEW_TOKENS_LIMIT, QUEUE_TIMEOUT_S
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
@@ -66,6 +66,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         context_len=info.context_len,
         allow_auto_truncate=config.serve.allow_auto_truncate,
         clamp_max_tokens=config.serve.clamp_max_tokens,
+        max_new_tokens=MAX_NEW_TOKENS_LIMIT.get() or None,
         request_timeout_s=config.schedule.request_timeout_s,
         max_queue_time_s=QUEUE_TIMEOUT_S.get() or None,
         hidden_states_enabled=config.execute.enable_return_hidden_states,

@@ -15,6 +15,7 @@ class IntakeFacts(Record):
     max_total_tokens: int = 0
     allow_auto_truncate: bool = False
     clamp_max_tokens: bool = False
+    max_new_tokens: int | None = None  # of every answer
     request_timeout_s: float | None = None
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False

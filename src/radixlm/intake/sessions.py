@@ -69,6 +69,11 @@ class Sessions(Observer):
         self._open: dict[str, _Session] = {}
         self._running: dict[str, tuple[str, GenerateRequest]] = {}  # with the session, by rid
 
+    @property
+    def num_streaming(self) -> int:
+        """Streaming sessions that are open."""
+        return sum(session.streaming for session in self._open.values())
+
     def open(
         self,
         capacity: int,

@@ -165,7 +165,9 @@ class RequestValidator(Record):
         sampling = request.sampling
         sampling.validate(self.facts.vocab)
         room = self.facts.context_len - num_prompt
-        asked = sampling.max_new_tokens
+        asked, most = sampling.max_new_tokens, self.facts.max_new_tokens
+        if most is not None:
+            asked = min(room if asked is None else asked, most)
         clamps = self.facts.clamp_max_tokens or self.facts.allow_auto_truncate
         if asked is not None and asked > room and not (clamps or request.clamp_max_tokens):
             raise PromptTooLong(

@@ -10,7 +10,6 @@ names a folder before this module is imported.
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -46,9 +45,6 @@ GAUGES: dict[str, str] = {
     "num_retracted_reqs": "Retractions since the start: requests that gave their cache back.",
     "total_retracted_reqs": "The same.",
     "avg_request_queue_latency": "Mean seconds in the queue of the last 100 requests that ended.",
-    "num_grammar_total": "Requests with a grammar.",
-    "num_grammar_cache_hit_total": "Those whose grammar had been compiled before.",
-    "num_grammar_aborted_total": "Those whose grammar could not be compiled.",
     "num_used_tokens": "Tokens in the KV cache that are in use.",
     "token_usage": "Part of the KV cache that is in use.",
     "gen_throughput": "Tokens generated a second.",
@@ -70,11 +66,25 @@ GAUGES: dict[str, str] = {
     "expert_balancedness_100": "The same, last 100 steps.",
     "expert_balancedness_1000": "The same, last 1000 steps.",
     "radixlm:rank_wait_seconds": "Seconds that the ranks have waited for each other.",
-    "prefetched_tokens_total": "Prompt tokens whose KV came from storage.",
-    "backuped_tokens_total": "Tokens whose KV was copied to the tiers.",
-    "load_back_tokens_total": "Prompt tokens whose KV came from the host tier.",
-    "hicache_dropped_tokens_total": "Tokens whose KV was not copied: too much waited.",
     "prefetch_bandwidth": "GB a second that the tiers give (a moving average).",
+    "max_total_num_tokens": "Tokens that the KV cache holds at most.",
+    "page_size": "Tokens of a page of the KV cache.",
+    "num_pages": "Pages of the KV cache.",
+    "context_len": "Tokens of prompt and output at most.",
+    "kv_available_tokens": "Tokens for which pages are free.",
+    "kv_evictable_tokens": "Tokens of cached prefixes that no request uses.",
+    "kv_used_tokens": "Tokens of pages that requests use.",
+    "full_token_usage": "Part of the KV cache of full attention that is in use.",
+    "swa_token_usage": "Part of the pages of sliding windows that is in use.",
+    "swa_used_tokens": "Tokens of pages of sliding windows that are in use.",
+    "swa_available_tokens": "Tokens for which pages of sliding windows are free.",
+    "mamba_usage": "Part of the recurrent states that is in use.",
+    "mamba_used_tokens": "Recurrent states that are in use.",
+    "mamba_available_tokens": "Recurrent states that are free.",
+    "weight_memory_usage_gb": "GiB of weights.",
+    "kv_cache_memory_usage_gb": "GiB of the KV cache.",
+    "lora_pool_utilization": "Adapters that are loaded over those that may be; 0: any number.",
+    "num_streaming_sessions": "Streaming sessions that are open.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }
@@ -83,8 +93,6 @@ PAIR_GAUGES: dict[str, str] = {
     "num_prefill_inflight_queue_reqs": "Requests whose pages a decode server is fetching.",
     "num_decode_prealloc_queue_reqs": "Requests that wait for room for their pages.",
     "num_decode_transfer_queue_reqs": "Requests that wait for pages of a prefill server.",
-    "num_bootstrap_failed_reqs_total": "Fetches that found no prefill server, or another model.",
-    "num_transfer_failed_reqs_total": "Fetches that broke off.",
     "kv_transfer_speed_gb_s": "Gigabytes a second of reading pages.",
     "kv_transfer_latency_ms": "Mean milliseconds of reading the pages of a fetch.",
     "kv_transfer_bootstrap_ms": "Mean milliseconds of asking a bootstrap service.",
@@ -97,12 +105,31 @@ PAIR_GAUGES: dict[str, str] = {
     "radixlm:kv_digest_failures": "Pages whose checksum was wrong.",
 }
 """Of prefill and decode servers."""
-DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
-    "num_rounds": ("sglang:spec_verify_calls", "Verifications of a request's drafts."),
-    "num_drafted": ("radixlm:spec_drafted_tokens", "Tokens drafted."),
-    "num_accepted": ("radixlm:spec_accepted_tokens", "Drafted tokens that were accepted."),
-    "num_steps": ("radixlm:spec_draft_steps", "Steps that verified drafts."),
-    "seconds": ("radixlm:spec_draft_seconds", "Seconds of drafting on the host."),
+COUNTERS: dict[str, str] = {
+    "num_retracted_requests_total": "Retractions: requests that gave their cache back.",
+    "evicted_tokens_total": "Tokens that the prefix cache gave up.",
+    "num_grammar_total": "Requests with a grammar.",
+    "num_grammar_cache_hit_total": "Those whose grammar had been compiled before.",
+    "num_grammar_aborted_total": "Those whose grammar could not be compiled.",
+    "prefetched_tokens_total": "Prompt tokens whose KV came from storage.",
+    "backuped_tokens_total": "Tokens whose KV was copied to the tiers.",
+    "load_back_tokens_total": "Prompt tokens whose KV came from the host tier.",
+    "hicache_dropped_tokens_total": "Tokens whose KV was not copied: too much waited.",
+    "num_bootstrap_failed_reqs_total": "Fetches that found no prefill server, or another model.",
+    "num_transfer_failed_reqs_total": "Fetches that broke off.",
+    "spec_verify_calls_total": "Verifications of a request's drafts.",
+    "radixlm:spec_drafted_tokens_total": "Tokens drafted.",
+    "radixlm:spec_accepted_tokens_total": "Drafted tokens that were accepted.",
+    "radixlm:spec_draft_steps_total": "Steps that verified drafts.",
+    "radixlm:spec_draft_seconds_total": "Seconds of drafting on the host.",
+}
+"""What engines count since their start."""
+DRAFT_COUNTERS: dict[str, str] = {
+    "num_rounds": "spec_verify_calls_total",
+    "num_drafted": "radixlm:spec_drafted_tokens_total",
+    "num_accepted": "radixlm:spec_accepted_tokens_total",
+    "num_steps": "radixlm:spec_draft_steps_total",
+    "seconds": "radixlm:spec_draft_seconds_total",
 }
 """Field of ``DraftTotals`` -> its counter."""
 
@@ -123,6 +150,7 @@ REQUEST_TIMES: dict[str, str] = {
 LENGTH_HISTOGRAMS: dict[str, str] = {
     "prompt_tokens_histogram": "Prompt lengths.",
     "generation_tokens_histogram": "Output lengths.",
+    "uncached_prompt_tokens_histogram": "Prompt tokens that were not in the prefix cache.",
 }
 
 
@@ -175,32 +203,69 @@ class Series:
         for counter, count in zip(self._counters, counts, strict=True):
             counter.inc(count)
         self._e2e.observe(end.seconds)
-        for histogram, length in zip(self._lengths, lengths, strict=False):
+        uncached = end.prompt_tokens - end.cached_tokens
+        for histogram, length in zip(self._lengths, (*lengths, uncached), strict=False):
             histogram.observe(length)
 
 
-class Drafts:
-    """Counters of drafts since the start. Every process knows them all from the engines' reports,
-    so that they are no part of what processes count together."""
+class Totals:
+    """COUNTERS since the start. Every process knows them all from the engines' reports, so that
+    they are no part of what processes count together."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self._now = DraftTotals()
-        self._before = dict.fromkeys(DRAFT_COUNTERS, 0.0)  # of engines that are gone
+        self._now: dict[str, float] = {}
+        self._before: dict[str, float] = {}  # of engines that are gone
 
-    def update(self, totals: DraftTotals) -> None:
+    def update(self, totals: Mapping[str, float]) -> None:
         """The counts so far; those of an engine that was restarted begin again."""
-        for field in DRAFT_COUNTERS:
-            before = getattr(self._now, field)
-            self._before[field] += before if getattr(totals, field) < before else 0
-        self._now = copy(totals)
+        for name, total in totals.items():
+            last = self._now.get(name, 0.0)
+            if total < last:
+                self._before[name] = self._before.get(name, 0.0) + last
+            self._now[name] = total
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        for field, (name, text) in DRAFT_COUNTERS.items():
-            family = CounterMetricFamily(name, text, labels=tuple(self._labels))
-            total = self._before[field] + getattr(self._now, field)
-            family.add_metric(tuple(self._labels.values()), total)
+        for name, now in self._now.items():
+            family = CounterMetricFamily(
+                full_name(name), COUNTERS[name], labels=tuple(self._labels)
+            )
+            family.add_metric(tuple(self._labels.values()), self._before.get(name, 0.0) + now)
             yield family
+
+
+def full_name(name: str) -> str:
+    """The name of a metric with its prefix."""
+    return name if ":" in name else f"sglang:{name}"
+
+
+class HttpCounts:
+    """Calls of the server by route, method and status. ``labels``: of every metric."""
+
+    def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
+        self._labels = labels
+        names = (*labels, "endpoint", "method")
+        self._requests = Counter("sglang:http_requests", "HTTP requests.", names, registry=registry)
+        self._responses = Counter(
+            "sglang:http_responses", "HTTP responses.", (*names, "status_code"), registry=registry
+        )
+        self._active = Gauge(
+            "sglang:http_requests_active", "HTTP requests that are answered.",
+            names, registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+
+    def begin(self, endpoint: str, method: str) -> None:
+        """A request has come."""
+        labels = {**self._labels, "endpoint": endpoint, "method": method}
+        self._requests.labels(**labels).inc()
+        self._active.labels(**labels).inc()
+
+    def end(self, endpoint: str, method: str, status: int) -> None:
+        """It is answered; ``status`` 0: the client left before."""
+        labels = {**self._labels, "endpoint": endpoint, "method": method}
+        self._active.labels(**labels).dec()
+        if status:
+            self._responses.labels(**labels, status_code=str(status)).inc()
 
 
 class Metrics:
@@ -217,14 +282,22 @@ class Metrics:
         self._requests = self._request_metrics(buckets)
         self._series: dict[tuple[str, ...], Series] = {}
         self.plain = self.series({})  # of requests without labels of their own
-        self._drafts = Drafts(self._labels)
+        self._totals = Totals(self._labels)
         self._exposed = CollectorRegistry()
-        self._exposed.register(self._drafts)
+        self._exposed.register(self._totals)
         if os.environ.get(SHARED_FOLDER):
             MultiProcessCollector(self._exposed)
         else:
             self._exposed.register(self.registry)
-        self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
+        self._queues = [
+            self._histogram(name, "Time in the queue.", QUEUE_S)
+            for name in ("queue_time_s", "queue_time_seconds")  # the older and the newer name
+        ]
+        self._startup = Gauge(
+            "sglang:startup_time_seconds", "Seconds of parts of the start.",
+            (*self._names, "phase"), registry=self.registry, multiprocess_mode="mostrecent",
+        )  # fmt: skip
+        self.http = HttpCounts(self._labels, self.registry)
         self._adapter_load = self._histogram(
             "lora_load_seconds", "Time to load an adapter.", LOAD_S
         )
@@ -248,6 +321,7 @@ class Metrics:
             "e2e_request_latency_seconds": buckets.e2e_s,
             "prompt_tokens_histogram": buckets.prompt,
             "generation_tokens_histogram": buckets.generation,
+            "uncached_prompt_tokens_histogram": buckets.prompt,
         }
         made: dict[str, Counter | Histogram] = {
             name: Counter(f"sglang:{name}", text, names, registry=self.registry)
@@ -274,9 +348,12 @@ class Metrics:
         return found
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        full_name = name if ":" in name else f"sglang:{name}"
         metric = Gauge(
-            full_name, text, self._names, registry=self.registry, multiprocess_mode="mostrecent"
+            full_name(name),
+            text,
+            self._names,
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
         )
         return metric.labels(**self._labels)
 
@@ -293,7 +370,8 @@ class Metrics:
                 self._adapters.add(end.adapter)
             name = end.adapter if end.adapter in self._adapters else OTHER
             self._adapter_requests.labels(**self._labels, lora_name=name).inc()
-        self._queue.observe(end.queue_s)
+        for histogram in self._queues:
+            histogram.observe(end.queue_s)
         self._queue_s.append(end.queue_s)
         series.ended(end)
 
@@ -307,12 +385,22 @@ class Metrics:
 
     def drafts(self, totals: DraftTotals) -> None:
         """The counts of drafts so far, of the engines that run."""
-        self._drafts.update(totals)
+        fields = DRAFT_COUNTERS.items()
+        self._totals.update({name: getattr(totals, field) for field, name in fields})
+
+    def startup(self, phases: Mapping[str, float]) -> None:
+        """Seconds of each part of the start."""
+        for phase, seconds in phases.items():
+            self._startup.labels(**self._labels, phase=phase).set(seconds)
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
-        """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES) set first."""
+        """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES, COUNTERS) set
+        first."""
         mean_s = sum(self._queue_s) / max(1, len(self._queue_s))
+        self._totals.update({n: value for n, value in gauges.items() if n in COUNTERS})
         for name, value in {**gauges, "avg_request_queue_latency": mean_s}.items():
+            if name in COUNTERS:
+                continue
             if name not in self._gauges:
                 self._gauges[name] = self._gauge(name, PAIR_GAUGES[name])
             self._gauges[name].set(value)

@@ -1,14 +1,15 @@
-"""Every metric of SGLang 0.5.2 is there, or is named here with the reason why not."""
+"""Every metric of SGLang is there, or is named here with the reason why not."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.http_server import scripted_server
 
 from radixlm.entrypoints.http.admin.metrics import pair_gauges
-from radixlm.observe.metrics import GAUGES, PAIR_GAUGES, Buckets, Metrics
+from radixlm.observe.metrics import COUNTERS, GAUGES, PAIR_GAUGES, Buckets, Metrics
 
 REFERENCE = """
 avg_request_queue_latency backup_bandwidth backup_pgs backuped_tokens_total cache_hit_rate
@@ -26,6 +27,106 @@ prefetched_tokens_total prompt_tokens_histogram prompt_tokens_total queue_time_s
 startup_latency_breakdown_seconds_max swa_token_usage time_to_first_token_seconds
 time_to_first_token_seconds_offline_batch token_usage total_retracted_reqs utilization
 """.split()
+# added after 0.5.2, up to August 2026
+NEWER = """
+context_len cuda_graph_passes_total decode_sum_seq_lens encoder_cache_entries
+dp_cooperation_forward_execution_seconds_total dp_cooperation_realtime_tokens_total
+encoder_cache_evictions_total encoder_cache_hit_files_total encoder_cache_hit_tokens_total
+encoder_cache_size_mb
+encoder_cache_total_files_total encoder_cache_total_tokens_total encoder_mm_items_per_batch
+encoder_mm_items_per_request encoder_model_forward_seconds encoder_preprocess_seconds
+encoder_queue_wait_seconds encoder_request_e2e_latency_seconds encoder_requests_received_total
+encoder_requests_total encoder_transfer_seconds eplb_balancedness eplb_gpu_physical_count
+estimated_flops_per_gpu_total estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total
+evicted_tokens_total eviction_duration_seconds forward_execution_seconds_total full_token_usage
+fwd_occupancy get_loads_duration_seconds graph_memory_usage_gb hicache_host_total_tokens
+hicache_host_used_tokens http_requests_active http_requests_total http_responses_total is_cuda_graph
+kv_available_tokens kv_cache_memory_usage_gb kv_evictable_tokens kv_transfer_alloc_ms
+kv_transfer_bootstrap_ms kv_transfer_total_mb kv_used_tokens load_back_duration_seconds
+load_back_tokens_total lora_pool_slots_total lora_pool_slots_used lora_pool_utilization
+mamba_available_tokens mamba_evictable_tokens mamba_usage mamba_used_tokens max_total_num_tokens
+max_total_num_tokens_swa new_token_ratio num_grammar_timeout_total num_pages
+num_prefill_bootstrap_queue_reqs num_prefill_retries_total num_retracted_input_tokens_total
+num_retracted_output_tokens_total num_retracted_requests_total num_streaming_sessions
+num_unique_running_routing_keys page_size pending_prealloc_token_usage per_stage_req_latency_seconds
+prefill_delayer_outcomes_total prefill_delayer_wait_forward_passes prefill_delayer_wait_seconds
+process_cpu_seconds_total queue_time_seconds realtime_tokens_total routing_key_all_req_count
+routing_key_running_req_count routing_keys_active spec_accept_rate spec_block_accept_length
+spec_cap_length spec_num_draft_tokens spec_num_steps spec_verify_calls_total
+startup_available_gpu_memory_gb startup_cuda_graph_time_seconds startup_time_seconds
+streaming_session_held_tokens swa_available_tokens swa_evictable_tokens swa_used_tokens
+uncached_prompt_tokens_histogram weight_load_duration_seconds weight_memory_usage_gb
+""".split()
+_NO_PART = "there is no such part: "
+MISSING_NEWER = {
+    **{name: f"{_NO_PART}an encoder server" for name in NEWER if name.startswith("encoder_")},
+    **{name: f"{_NO_PART}a delayer" for name in NEWER if name.startswith("prefill_delayer_")},
+    **{name: f"{_NO_PART}work of DP ranks together" for name in NEWER if "cooperation" in name},
+    **{name: "keys of routers are not counted" for name in NEWER if "routing_key" in name},
+    **dict.fromkeys(
+        ("spec_block_accept_length", "spec_cap_length", "new_token_ratio"),
+        f"{_NO_PART}the scheduler or drafter that it is about",
+    ),
+    **dict.fromkeys(
+        (
+            "cuda_graph_passes_total",
+            "is_cuda_graph",
+            "graph_memory_usage_gb",
+            "fwd_occupancy",
+            "startup_cuda_graph_time_seconds",
+            "startup_available_gpu_memory_gb",
+        ),
+        "CUDA graphs and the GPU report no figures",
+    ),
+    **dict.fromkeys(
+        (
+            "estimated_flops_per_gpu_total",
+            "estimated_read_bytes_per_gpu_total",
+            "estimated_write_bytes_per_gpu_total",
+        ),
+        "--enable-mfu-metrics is refused",
+    ),
+    **dict.fromkeys(
+        ("eplb_balancedness", "eplb_gpu_physical_count"), "expert_balancedness_10, ... tell it"
+    ),
+    **dict.fromkeys(
+        (
+            "num_prefill_bootstrap_queue_reqs",
+            "num_prefill_retries_total",
+            "kv_transfer_alloc_ms",
+            "pending_prealloc_token_usage",
+            "num_grammar_timeout_total",
+        ),
+        "pairs and grammars do not count it",
+    ),
+    **dict.fromkeys(
+        (
+            "eviction_duration_seconds",
+            "load_back_duration_seconds",
+            "hicache_host_total_tokens",
+            "hicache_host_used_tokens",
+            "streaming_session_held_tokens",
+            "swa_evictable_tokens",
+            "mamba_evictable_tokens",
+            "max_total_num_tokens_swa",
+        ),
+        "the caches report no such figure",
+    ),
+    **dict.fromkeys(
+        (
+            "decode_sum_seq_lens",
+            "forward_execution_seconds_total",
+            "realtime_tokens_total",
+            "per_stage_req_latency_seconds",
+            "num_retracted_input_tokens_total",
+            "num_retracted_output_tokens_total",
+            "weight_load_duration_seconds",
+            "get_loads_duration_seconds",
+            "process_cpu_seconds_total",
+        ),
+        "it is not counted",
+    ),
+}
 MISSING = {
     **dict.fromkeys(
         ("func_latency_seconds", "startup_latency_breakdown_seconds_max"),
@@ -46,7 +147,6 @@ MISSING = {
         "the label of a request has no effect",
     ),
     "max_running_requests_under_SLO": "no objective is given to a decode server",
-    "swa_token_usage": "the pool of sliding windows reports no usage of its own",
 }
 
 
@@ -62,13 +162,47 @@ def exposed(text: str) -> set[str]:
 def test_every_metric_of_the_reference_is_there_or_missing_for_a_reason() -> None:
     assert len(REFERENCE) == 55
     metrics = Metrics({"model_name": "m"}, Buckets(prompt=(1.0,), generation=(1.0,)))
-    values = dict.fromkeys(GAUGES, 0.0) | pair_gauges({"peer_num_rooms": 1.0})
+    metrics.http.begin("/", "GET")
+    metrics.http.end("/", "GET", 200)
+    metrics.startup({"load_weight": 1.0})
+    values = dict.fromkeys((*GAUGES, *COUNTERS), 0.0) | pair_gauges({"peer_num_rooms": 1.0})
     found = exposed(metrics.exposition(values).decode())
     assert {name for name in REFERENCE if name not in found} == set(MISSING)
+    assert {name for name in NEWER if name not in found} == set(MISSING_NEWER)
 
 
 async def test_a_server_serves_them(toy_folder: Any) -> None:
     options = {"enable_metrics": True, "collect_tokens_histogram": True}
     async with scripted_server(toy_folder, {}, **options) as made:
-        found = exposed((await made.client.get("/metrics")).text)
-    assert {name for name in REFERENCE if name not in found} <= set(MISSING) | set(PAIR_GAUGES)
+        assert (await made.client.get("/health")).status_code == 200
+        text = (await made.client.get("/metrics")).text
+        found = exposed(text)
+        kinds = dict(re.findall(r"# TYPE sglang:(\S+) (\S+)", text))
+        assert {kinds[name] for name in COUNTERS if name in kinds} == {"counter"}
+    missing = {name for name in (*REFERENCE, *NEWER) if name not in found}
+    assert missing <= {*MISSING, *MISSING_NEWER, *PAIR_GAUGES, *COUNTERS}
+
+
+async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:
+    async with scripted_server(toy_folder, {}, enable_metrics=True, api_key="k") as made:
+        for path, key in (("/v1/models/tiny", "k"), ("/v1/models/x", "k"), ("/nothing/1", "k"),
+                          ("/v1/models", "wrong")):  # fmt: skip
+            await made.client.get(path, headers={"Authorization": f"Bearer {key}"})
+        text = (await made.client.get("/metrics")).text
+        info = (await made.client.get("/server_info", headers={"Authorization": "Bearer k"})).json()
+    text = re.sub(r'(model_name|engine_type|tp_rank|pp_rank)="[^"]*",?', "", text).replace(
+        ",}", "}"
+    )
+    counts = dict(re.findall(r"^sglang:(http_\S+\{.*\}) (\S+)$", text, re.MULTILINE))
+    card = 'endpoint="/v1/models/{model:path}",method="GET"'
+    assert counts[f"http_requests_total{{{card}}}"] == "2.0"
+    for status, endpoint in (("200", "/v1/models/{model:path}"), ("404", "other"),
+                             ("401", "/v1/models")):  # fmt: skip
+        labels = f'endpoint="{endpoint}",method="GET",status_code="{status}"'
+        assert counts[f"http_responses_total{{{labels}}}"] == "1.0", counts
+    assert counts[f"http_requests_active{{{card}}}"] == "0.0"
+    assert counts['http_requests_active{endpoint="/metrics",method="GET"}'] == "1.0"
+    assert set(info["startup_time"]) == {
+        "load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e",
+    }  # fmt: skip
+    assert info["internal_states"][0]["startup_time"] == info["startup_time"]

@@ -12,7 +12,10 @@ from tests.fakes.http_server import scripted_server
 from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.entrypoints.http.admin.request_log import RequestLog
 from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.records import GenerateRequest
+from radixlm.intake.validation import RequestValidator
 from radixlm.observe.requestlog import RequestLines
+from radixlm.wire.sampling_params import SamplingParams
 
 CHAT, BODY = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -25,6 +28,28 @@ async def test_variables_of_the_chat_template(toy_folder: Any) -> None:
         asked = await made.client.post("/apply-template", json=BODY | own)
     assert "</think>" not in plain.json()["prompt"]
     assert "</think>" in asked.json()["prompt"]
+
+
+@pytest.mark.parametrize("name", ["SGLANG_DEFAULT_THINKING", "RADIXLM_DEFAULT_THINKING"])
+async def test_whether_chats_reason_that_say_nothing(
+    toy_folder: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = []
+    for value in ("1", "0"):
+        monkeypatch.setenv(name, value)
+        async with scripted_server(toy_folder, {}) as made:
+            for own in ({}, {"enable_thinking": value == "0"}):
+                body = BODY | {"chat_template_kwargs": own}
+                got = await made.client.post("/apply-template", json=body)
+                prompts.append("</think>" in got.json()["prompt"])
+    assert prompts == [False, True, True, False]
+
+
+def test_a_limit_of_all_answers() -> None:
+    check = RequestValidator(IntakeFacts(10, 100, max_new_tokens=5), None)
+    for asked, given in ((None, 5), (3, 3), (99, 5), (1000, 5)):
+        request = GenerateRequest(SamplingParams(max_new_tokens=asked), input_ids=[1])
+        assert check.sampling(request, 1).max_new_tokens == given
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])

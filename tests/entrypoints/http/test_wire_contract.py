@@ -62,7 +62,10 @@ ROWS = [
         "server_info", "GET /get_server_info", has={"internal_states.0.load": 0, "status": "ready"}
     ),
     Row("server_info", "GET /server_info", has={"version": ..., "max_req_input_len": ...}),
-    Row("weight_version", "GET /get_weight_version", has={"weight_version": "default"}),
+    *(
+        Row("weight_version", f"GET /{name}", has={"weight_version": "default"})
+        for name in ("get_weight_version", "weight_version")
+    ),
     Row("load", "GET /get_load", has={"0.dp_rank": 0, "0.num_reqs": 0}),
     Row("load", "GET /v1/loads?include=core,memory", has={"loads.0.token_usage": ...}),
     *(

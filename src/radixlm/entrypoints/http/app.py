@@ -7,7 +7,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from radixlm import __version__
-from radixlm.base.env import DISABLE_OPENAPI_DOC
+from radixlm.base.env import DISABLE_OPENAPI_DOC, KEEP_ALIVE_S
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import level_number
@@ -77,7 +77,6 @@ from radixlm.text.tokenizer import Tokenizer
 
 # longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
 # to close one, it may do so just as the next request is under way
-KEEP_ALIVE_S = 75
 _ROUTERS = (
     health.router,
     info.router,
@@ -133,8 +132,7 @@ def create_app(
     app = bare_app()
     state = make_state(config, info_, tokenizer, intake)
     app.state.server = state
-    if config.observe.enable_metrics:
-        metrics.install(app, state, is_first)
+    made = metrics.install(app, state, is_first) if config.observe.enable_metrics else None
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
     live.install(state)
@@ -143,6 +141,9 @@ def create_app(
     app.add_middleware(
         RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
     )
+    if made is not None:
+        routes = [*app.routes, *(one for router in _ROUTERS for one in router.routes)]
+        app.add_middleware(metrics.HttpCounter, counts=made.http, routes=routes)
     # outside of the other middleware, so that browsers may read its errors too
     app.add_middleware(with_cors, option=config.serve.cors_allowed_origins)
     app.add_middleware(WithVersion)
@@ -245,7 +246,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         log_config=None,
         access_log=False,  # access.py writes lines that know the tokens
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=KEEP_ALIVE_S.get(),
         timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
     )
     context = make_context(config.serve)

@@ -3,7 +3,9 @@
 import contextlib
 import json
 
+from radixlm.base import env
 from radixlm.base.errors import ConfigError, RadixError
+from radixlm.entrypoints.http.openai.thinking import thinking_switch
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import make_reader
 from radixlm.text.chat import ChatTemplate, load_chat_template
@@ -31,6 +33,10 @@ def set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     state.template_defaults = json.loads(serve.default_chat_template_kwargs or "{}")
     state.tool_format = _tool_format(serve.tool_call_parser, template)
     state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
+    thinks = env.DEFAULT_THINKING.get()
+    if thinks is not None:
+        switch = thinking_switch(state.reasoning_format)
+        state.template_defaults = {switch: thinks, **state.template_defaults}
 
 
 def _tool_format(option: str, template: ChatTemplate) -> str | None:

@@ -103,7 +103,11 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
     if intake.ready.is_set():
         with contextlib.suppress(RequestError):
             internal = [dict(reply.data or {}) for reply in await intake.control_each("info")]
-    load = {"load": _load(intake.load)["num_reqs"]}
+    own = {
+        "load": _load(intake.load)["num_reqs"],
+        "startup_time": startup_time(state),
+        "effective_max_running_requests_per_dp": intake.engine_facts.get("max_running", 0),
+    }
     status = "ready" if intake.ready.is_set() else "starting"
     options = flat(state.config) | _paths(state)
     return options | {
@@ -112,7 +116,8 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "weights": intake.weights.facts(),
         "max_total_num_tokens": intake.engine_facts.get("max_total_num_tokens", 0),
         "max_req_input_len": intake.facts.context_len - 1,
-        "internal_states": [options | each | load for each in internal or [{}]],
+        "startup_time": startup_time(state),
+        "internal_states": [options | each | own for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
         "resume_digest": await known_digest(state),
@@ -127,7 +132,24 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
     }
 
 
+def startup_time(state: ServerState) -> dict[str, Any]:
+    """Seconds of parts of the start, under SGLang's names: the weights; what the engine did after
+    them, mostly making the KV cache; both; and until the server was ready."""
+    facts = state.intake.engine_facts
+    load_s, engine_s = (
+        float(facts.get("load_seconds", 0.0)),
+        float(facts.get("engine_seconds", 0.0)),
+    )
+    return {
+        "load_weight": load_s,
+        "kv_cache_allocation": max(0.0, engine_s - load_s),
+        "scheduler_e2e": engine_s,
+        "tokenizer_e2e": state.ready_after_s,
+    }
+
+
 @router.get("/get_weight_version")
+@router.get("/weight_version")
 async def weight_version(request: Request) -> Response:
     """The label of the weights."""
     return json_response({"weight_version": state_of(request).weight_version})

@@ -6,30 +6,32 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from radixlm.base.errors import Overloaded
 from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
-from radixlm.entrypoints.http.admin.info import accept_rate
+from radixlm.entrypoints.http.admin.info import accept_rate, startup_time
 from radixlm.entrypoints.http.middleware import App, Receive, Scope, Send
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.call import current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.wire.replies import DraftTotals, Finish
+from radixlm.wire.replies import DraftTotals, Finish, PageCounts
 
 if TYPE_CHECKING:
-    from radixlm.observe.metrics import Buckets, Ended, Metrics, Series
+    from radixlm.observe.metrics import Buckets, Ended, HttpCounts, Metrics, Series
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_HEADER_BYTES = 4096  # of customers' labels
+OTHER = "other"  # paths that are none of the server's
 ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -116,7 +118,7 @@ class CustomerLabels:
         }
 
 
-def install(app: FastAPI, state: ServerState, is_first: bool) -> None:
+def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
     """Observe requests from now on, and serve /metrics. ``is_first``: see ``MetricsObserver``."""
     module = "radixlm.observe.metrics"
     observe = state.config.observe
@@ -130,10 +132,46 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> None:
     async def metrics() -> Response:
         """Prometheus metrics."""
         made.drafts(state.intake.load.drafts or DraftTotals())
+        made.startup(startup_time(state))
         values = gauges(state) | await expert_balance(state) | await rank_wait(state)
         return Response(made.exposition(values), media_type=CONTENT_TYPE)
 
     app.add_api_route("/metrics", metrics, methods=["GET"], tags=["info"])
+    return made
+
+
+class HttpCounter:
+    """Counts requests and answers of all routes."""
+
+    def __init__(self, app: App, counts: HttpCounts, routes: Sequence[BaseRoute]) -> None:
+        self._app, self._counts = app, counts
+        self._routes = [route for route in routes if isinstance(route, Route)]
+        self._paths = {route.path for route in self._routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        endpoint, method, status = self._endpoint(scope), scope["method"], 0
+
+        async def note(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._counts.begin(endpoint, method)
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._counts.end(endpoint, method, status)
+
+    def _endpoint(self, scope: Scope) -> str:
+        """The path of the route, with names for its parameters; OTHER for paths that are none."""
+        path = str(scope["path"])
+        if path in self._paths:
+            return path
+        return next((r.path for r in self._routes if r.path_regex.match(path)), OTHER)
 
 
 def _labels(state: ServerState) -> dict[str, str]:
@@ -191,7 +229,7 @@ async def _soon(answer: Awaitable[T]) -> T | None:
 
 def gauges(state: ServerState) -> dict[str, float]:
     """The current values of the gauges."""
-    load_, facts = state.intake.load, state.intake.engine_facts
+    load_, facts, lora = state.intake.load, state.intake.engine_facts, state.intake.adapters
     max_running = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
     pairs = pair_gauges(load_.tiers)
     return pairs | {
@@ -201,6 +239,10 @@ def gauges(state: ServerState) -> dict[str, float]:
         "num_paused_reqs": load_.num_paused,
         "num_retracted_reqs": load_.num_retracted,
         "total_retracted_reqs": load_.num_retracted,
+        **_kv_gauges(state, load_.pages or PageCounts()),
+        "num_retracted_requests_total": load_.num_retracted,
+        "evicted_tokens_total": load_.num_evicted_tokens,
+        "num_streaming_sessions": state.sessions.num_streaming,
         "num_grammar_total": load_.tiers.get("grammar_requests", 0),
         "num_grammar_cache_hit_total": load_.tiers.get("grammar_hits", 0),
         "num_grammar_aborted_total": load_.tiers.get("grammar_failures", 0),
@@ -226,8 +268,36 @@ def gauges(state: ServerState) -> dict[str, float]:
         "load_back_tokens_total": load_.tiers.get("host_tokens", 0),
         "hicache_dropped_tokens_total": load_.tiers.get("dropped_tokens", 0),
         "prefetch_bandwidth": load_.tiers.get("fetch_bytes_per_s", 0) / 1e9,
+        "lora_pool_utilization": len(lora.loaded)
+        / (lora.options.max_loaded or len(lora.loaded) or 1),
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
+    }
+
+
+def _kv_gauges(state: ServerState, pages: PageCounts) -> dict[str, float]:
+    """What fits the KV cache, and what is in it; shares of pools that there are none of are 0."""
+    facts, size = state.intake.engine_facts, pages.size
+    evictable = pages.cached - pages.locked
+    used = pages.total - pages.free - evictable
+    window_free = pages.window_total - pages.window_used
+    return {
+        "max_total_num_tokens": float(facts.get("max_total_num_tokens", 0)),
+        "page_size": float(facts.get("kv_page_size", 0)),
+        "num_pages": pages.total,
+        "context_len": float(state.intake.facts.context_len),
+        "kv_available_tokens": pages.free * size,
+        "kv_evictable_tokens": evictable * size,
+        "kv_used_tokens": used * size,
+        "full_token_usage": used / max(1, pages.total),
+        "swa_token_usage": pages.window_used / max(1, pages.window_total),
+        "swa_used_tokens": pages.window_used * size,
+        "swa_available_tokens": window_free * size,
+        "mamba_usage": pages.states_used / max(1, pages.states_total),
+        "mamba_used_tokens": pages.states_used,
+        "mamba_available_tokens": pages.states_total - pages.states_used,
+        "weight_memory_usage_gb": facts.get("weight_bytes", 0) / 2**30,
+        "kv_cache_memory_usage_gb": facts.get("kv_bytes", 0) / 2**30,
     }
 
 

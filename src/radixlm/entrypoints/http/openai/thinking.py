@@ -25,10 +25,14 @@ def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         variables.setdefault("reasoning_effort", effort)
     thinks = _enables_thinking(body)
     if thinks is not None:
-        name = state.reasoning_format
-        switch = reasoning.template_switch(name) if name else None
-        variables.setdefault(switch[0] if switch else "enable_thinking", thinks)
+        variables.setdefault(thinking_switch(state.reasoning_format), thinks)
     return {**state.template_defaults, **variables}
+
+
+def thinking_switch(parser: str | None) -> str:
+    """The template's variable that turns reasoning on and off."""
+    switch = reasoning.template_switch(parser) if parser else None
+    return switch[0] if switch else "enable_thinking"
 
 
 def _effort(body: ChatRequest) -> str | float | None:
