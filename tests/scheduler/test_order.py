@@ -240,6 +240,19 @@ def test_abort_waiting_and_running(depth: int) -> None:
     assert sorted(recorder.released) == ["runs", "waits"]
 
 
+@pytest.mark.parametrize("limits", [{}, {"depth": 1}, {"stages": 3, "depth": 2}])
+def test_an_id_may_come_again_while_a_step_of_its_last_request_runs(limits: dict[str, int]) -> None:
+    """A client that has left sends its request once more."""
+    bench, _ = _bench(**limits)
+    bench.submit("r", [1, 2, 3], 30, ignore_eos=True)
+    for _ in range(4):
+        bench.tick()
+    bench.mine.send(AbortRequest(rids=("r",), quiet=True))
+    bench.submit("r", [1, 2, 4], 3, ignore_eos=True)
+    bench.run()
+    assert bench.out["r"] == reference([1, 2, 4], 3, True)
+
+
 def _control(bench: SchedulerHarness, verb: str, **args: object) -> ControlReply:
     bench.mine.send(Control(verb, verb, dict(args)))
     bench.tick()
