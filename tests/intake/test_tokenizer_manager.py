@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded, PromptTooLong
+from radixlm.intake import tokenizer_manager
 from radixlm.intake.identity import Identity, set_identity
 from radixlm.intake.records import GenerateRequest
 from radixlm.multimodal.processor import Prompt
@@ -447,3 +448,41 @@ async def test_tenants_share_no_encoder_outputs(tokenizer: Tokenizer) -> None:
     alice = digest("3", "alice", True)
     assert len(alice) == 32 and alice == digest("4", "alice", True)
     assert len({alice, digest("5", "bob", True), b"d" * 32}) == 3
+
+
+async def test_tokens_of_a_request_that_ended_here_are_not_those_of_the_next_of_its_id(
+    tokenizer: Tokenizer,
+) -> None:
+    """Its engine computes some more tokens before it reads of the end."""
+    stage = IntakeHarness(tokenizer)
+    ask = stage.ask(text="hello", stop=("wor",))
+    first = asyncio.create_task(stage.intake.collect(ask))
+    await asyncio.sleep(0)
+    stage.reply("r", stage.ids("hello world"))
+    assert (await first)[0].finish == Finish("stop", matched="wor")
+    second = asyncio.create_task(stage.intake.collect(stage.ask()))
+    while not stage.link.controls:
+        await asyncio.sleep(0)
+    (ping,) = stage.link.controls
+    stage.reply("r", stage.ids(" of the first"))
+    assert ping.verb == "ping" and len(stage.link.requests) == 1
+    stage.link.say(ControlReply(ping.call_id, True))
+    while len(stage.link.requests) < 2:
+        await asyncio.sleep(0)
+    stage.reply("r", stage.ids("second"), Finish("length"))
+    assert (await second)[0].text == "second"
+    assert not stage.intake._ended
+
+
+async def test_ids_of_requests_that_ended_here_are_not_kept(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_manager, "MAX_ENDED", 2)
+    stage = IntakeHarness(tokenizer)
+    for number in range(5):
+        stage.intake.leave(stage.intake.submit(stage.ask(f"r{number}")))
+    await asyncio.sleep(0)
+    (ping,) = stage.link.controls
+    stage.link.say(ControlReply(ping.call_id, True))
+    while stage.intake._ended:
+        await asyncio.sleep(0)

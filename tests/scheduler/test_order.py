@@ -240,6 +240,19 @@ def test_abort_waiting_and_running(depth: int) -> None:
     assert sorted(recorder.released) == ["runs", "waits"]
 
 
+@pytest.mark.parametrize("limits", [{}, {"depth": 1}, {"stages": 3, "depth": 2}])
+def test_an_id_may_come_again_while_a_step_of_its_last_request_runs(limits: dict[str, int]) -> None:
+    """A client that has left sends its request once more."""
+    bench, _ = _bench(**limits)
+    bench.submit("r", [1, 2, 3], 30, ignore_eos=True)
+    for _ in range(4):
+        bench.tick()
+    bench.mine.send(AbortRequest(rids=("r",), quiet=True))
+    bench.submit("r", [1, 2, 4], 3, ignore_eos=True)
+    bench.run()
+    assert bench.out["r"] == reference([1, 2, 4], 3, True)
+
+
 def _control(bench: SchedulerHarness, verb: str, **args: object) -> ControlReply:
     bench.mine.send(Control(verb, verb, dict(args)))
     bench.tick()
@@ -316,6 +329,22 @@ def test_large_calls_give_a_slot_to_another(num_calls: int) -> None:
     assert bench.out["plain"] == reference([1, 2, 40], 3, True)
     for i in range(24):
         assert bench.out[f"a{i}"] == reference([1, 2, i + 1], 40, True)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_a_large_call_gives_up_is_not_taken_back(depth: int) -> None:
+    """Where one of its sequences has not enough pages for the other call, more follow."""
+    bench, _ = _bench(fair=True, reserve=0.0, step_tokens=64, depth=depth, num_pages=41)
+    for i in range(8):
+        bench.submit(f"a{i}", [1, 2, 3 + i, 4, 5], 40, ignore_eos=True, call_key="large")
+    for _ in range(14):
+        bench.tick()
+    bench.submit("b", [*range(1, 30), *range(1, 30), *range(1, 20)], 3, call_key="other")
+    while "b" not in bench.finish:
+        bench.tick()
+    assert list(bench.finish) == ["b"]
+    assert bench.scheduler.planner.num_retracted <= 8
+    bench.run()
 
 
 def test_calls_of_one_request_do_not_displace_each_other() -> None:

@@ -3,6 +3,7 @@ be sent again to another engine process when one dies (``become_ready``).
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -70,6 +71,8 @@ log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 120.0
 # engine deaths while a request was computed alone after which that request is failed
 MAX_CRASHES = 2
+# ids of requests that ended here, of which the engine may still send tokens, before it is asked
+MAX_ENDED = 1024
 # longest time that a sweep counts as unread: this process itself may have stood still
 MAX_SWEEP_S = 2.0
 
@@ -106,6 +109,8 @@ class TokenizerManager:
         self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
         self._drained = asyncio.Event()
         self._swept_s = 0.0
+        self._ended: dict[str, None] = {}  # ids of requests that ended here: see ``_settle``
+        self._settling: asyncio.Task[None] | None = None
 
     @property
     def is_accepting(self) -> bool:
@@ -195,7 +200,7 @@ class TokenizerManager:
         if wanted is None:
             return secrets.token_hex(16)
         rids = (wanted, *(f"{wanted}#{i}" for i in range(num_samples)))
-        is_used = any(rid in self.requests for rid in rids)
+        is_used = any(rid in self.requests or rid in self._ended for rid in rids)
         return f"{wanted}-{secrets.token_hex(4)}" if is_used else wanted
 
     def _dispatch(self, state: RequestState, wire: TokenizedRequest) -> None:
@@ -227,6 +232,8 @@ class TokenizerManager:
         await self.occupation.is_open.wait()
         await self.weights.admit()
         async with call.turn(count, size):
+            if any(_is_of(rid, request.rid or "") for rid in self._ended):
+                await self._settle()
             await self.adapters.prepare(request.adapter)
             states = self.submit(request, share)
             try:
@@ -258,8 +265,25 @@ class TokenizerManager:
         for rid in gone:
             self.requests[rid].fail(Finish("abort", message="the client left", status=499))
             self._forget(rid)
-        if gone:
-            self.replicas.send(AbortRequest(rids=gone, quiet=True))
+        self._abort_quietly(gone)
+
+    def _abort_quietly(self, rids: Sequence[str]) -> None:
+        """Tell the engines of requests that have ended here."""
+        if not rids:
+            return
+        self.replicas.send(AbortRequest(rids=tuple(rids), quiet=True))
+        self._ended.update(dict.fromkeys(rids))
+        if len(self._ended) > MAX_ENDED and (self._settling is None or self._settling.done()):
+            self._settling = asyncio.ensure_future(self._settle())
+
+    async def _settle(self) -> None:
+        """Wait until no engine sends tokens of requests that have ended here: a new one of the same
+        id would take them for its own."""
+        ended = tuple(self._ended)
+        with contextlib.suppress(Overloaded):  # a new engine knows none of them
+            await self.control("ping")
+        for rid in ended:
+            self._ended.pop(rid, None)
 
     def abort(self, rid: str, message: str = "aborted by request") -> int:
         """End the client's request ``rid`` (and its samples); the number of sequences ended."""
@@ -561,8 +585,7 @@ class TokenizerManager:
                 observer.progressed(state, num_tokens)
             if state.ended:
                 self._forget(rid)
-        if stopped:
-            self.replicas.send(AbortRequest(rids=tuple(stopped), quiet=True))
+        self._abort_quietly(stopped)
 
     def _apply_delta(self, state: RequestState, news: int | TokenDelta) -> bool:
         """Whether intake has ended the request, so that the scheduler must abort it. An error with
@@ -589,7 +612,7 @@ class TokenizerManager:
                 self._fail(state, Finish("abort", message=message, status=408))
         if stalled:
             log.warning("%d requests ended: their clients read nothing", len(stalled))
-            self.replicas.send(AbortRequest(rids=tuple(stalled), quiet=True))
+            self._abort_quietly(stalled)
 
     def _forget(self, rid: str) -> None:
         state = self.requests.pop(rid, None)

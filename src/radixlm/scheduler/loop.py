@@ -247,6 +247,9 @@ class Scheduler:
         eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
         stop_ids = frozenset(wire.sampling.stop_token_ids or ()) | frozenset(eos)
         request = Request(wire, stop_ids, CacheNamespace())
+        last = self.committer.requests.get(wire.rid)
+        if last is not None and last.finish is not None:
+            self.commit_inflight()  # a step of an ended request still runs
         if wire.rid in self.committer.requests:
             log.warning("request id %s is already in use; the second request is dropped", wire.rid)
             return

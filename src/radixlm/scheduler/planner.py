@@ -76,7 +76,7 @@ class Planner:
         self._room = self._max_items = limits.max_micro_batch or sys.maxsize
         self._blocked: Request | None = None  # with priorities: the one that found no room last
         self._held: Request | None = None  # a victim that this step leaves out
-        self._preemptor: Request | None = None  # for which a victim was retracted
+        self._preemptor: Request | None = None  # a victim was retracted for it
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
@@ -469,6 +469,7 @@ class Planner:
             victim = next((r for r in reversed(of_call) if not r.finish), None)
             if victim is None or (self.limits.priorities and self._rank_above(victim, request) > 0):
                 return False
+            self._preemptor = request
             if victim.inflight:
                 self._held = self._held or victim  # retracted when its step has ended
                 return False
