@@ -60,6 +60,16 @@ async def test_messages_that_came_before_the_start_are_read() -> None:
         assert got == [1] and pipe.sent == ["early"]
 
 
+async def test_a_closed_link_uses_its_channel_no_more() -> None:
+    with opened() as (pipe, link, got):
+        link.start(got.append)
+        link.send("before")
+    num_reads = pipe.num_reads
+    link.send("after")
+    await asyncio.sleep(0)
+    assert pipe.sent == ["before"] and pipe.num_reads == num_reads
+
+
 async def test_every_use_of_the_socket_is_followed_by_a_read() -> None:
     """The descriptor tells only once of a message that a send has seen."""
     with opened() as (pipe, link, got):

@@ -32,6 +32,7 @@ class ZmqLink:
         self._handler: Handler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_drain_due = False
+        self._is_closed = False
 
     def start(self, handler: Handler) -> None:
         self._handler = handler
@@ -40,6 +41,8 @@ class ZmqLink:
         self._drain()
 
     def send(self, message: Any) -> None:
+        if self._is_closed:
+            return  # calls that end with the process abort their requests late
         self._channel.send(message)
         if self._loop is not None and not self._is_drain_due:
             self._is_drain_due = True
@@ -47,7 +50,7 @@ class ZmqLink:
 
     def _drain(self) -> None:
         self._is_drain_due = False
-        if self._handler is None:
+        if self._handler is None or self._is_closed:
             return
         for message in self._channel.receive(0):
             try:
@@ -58,6 +61,7 @@ class ZmqLink:
     def close(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.descriptor)
+        self._is_closed = True
         self._channel.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fakes.http_server import ScriptedServer, scripted_server
+from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.entrypoints.http.app import make_uvicorn
 from radixlm.entrypoints.http.middleware import ADMIN_PATHS
@@ -299,3 +299,28 @@ async def test_origins_by_flag(toy_folder: Any) -> None:
         async with scripted_server(toy_folder, {}, cors_allowed_origins=option) as made:
             got = await made.client.get("/v1/models", headers=ask)
             assert got.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_an_internal_error_is_logged_once(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr("radixlm.entrypoints.http.native.generate.read_generate", fail)
+    async with listening(server) as port, httpx.AsyncClient() as client:
+        got = await client.post(f"http://127.0.0.1:{port}/generate", json={"text": "hi"})
+    assert got.status_code == 500 and "a fault" not in got.text
+    assert [record.getMessage() for record in caplog.records] == ["POST /generate failed"]
+
+
+async def test_calls_that_end_with_the_server_are_no_errors(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("radixlm.entrypoints.http.native.generate.read_generate", cancelled)
+    async with listening(server) as port, httpx.AsyncClient() as client:
+        await client.post(f"http://127.0.0.1:{port}/generate", json={"text": "hi"})
+    assert not caplog.records

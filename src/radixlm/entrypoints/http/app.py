@@ -67,7 +67,7 @@ from radixlm.entrypoints.http.root_path import WithoutPrefix, WithVersion, prefi
 from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tls import make_context
-from radixlm.entrypoints.http.uvicorn_protocol import Http
+from radixlm.entrypoints.http.uvicorn_protocol import Http, is_news
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.native.request import default_sampling
 from radixlm.intake.sessions import Sessions
@@ -236,6 +236,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     is_debug = level_number(config.observe.log_level_http) <= logging.DEBUG
     if not is_debug:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     settings = uvicorn.Config(
         app,
         loop="none",

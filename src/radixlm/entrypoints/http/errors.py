@@ -237,6 +237,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+        vars(error)["is_logged"] = True
         return response(request, 500, "internal error", None, None)
 
     app.add_exception_handler(RadixError, on_radix_error)

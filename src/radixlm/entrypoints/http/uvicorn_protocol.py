@@ -107,6 +107,13 @@ class Http(HttpToolsProtocol):
         return bool(self._awaits_since_s) and now_s - self._awaits_since_s > limit_s
 
 
+def is_news(record: logging.LogRecord) -> bool:
+    """Filter of uvicorn's log: not exceptions that errors.py has logged, nor calls that a second
+    signal ends."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, asyncio.CancelledError) or getattr(error, "is_logged", False))
+
+
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers; it closes stalled connections."""
 
