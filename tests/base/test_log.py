@@ -41,7 +41,7 @@ def restored() -> Iterator[None]:
 def test_a_record_is_one_readable_line() -> None:
     stream = io.StringIO()
     log.set_up_logging("scheduler", stream=stream)
-    log.get_logger("radixlm.x").info("hello %d", 3)
+    logging.getLogger("radixlm.x").info("hello %d", 3)
     pattern = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO scheduler: hello 3\n"
     assert re.fullmatch(pattern, stream.getvalue())
 
@@ -49,7 +49,7 @@ def test_a_record_is_one_readable_line() -> None:
 def test_a_message_cannot_forge_a_record() -> None:
     stream = io.StringIO()
     log.set_up_logging("http", stream=stream)
-    log.get_logger("radixlm").error("a\n[2025-01-01 00:00:00] INFO http: b\r\n")
+    logging.getLogger("radixlm").error("a\n[2025-01-01 00:00:00] INFO http: b\r\n")
     assert stream.getvalue().count("\n") == 1
     assert "a\\n[2025" in stream.getvalue()
 
@@ -57,7 +57,7 @@ def test_a_message_cannot_forge_a_record() -> None:
 def test_control_characters_do_not_reach_the_terminal() -> None:
     stream = io.StringIO()
     log.set_up_logging("http", stream=stream)
-    log.get_logger("radixlm").error("GET /\x1b]0;owned\x07 größer\ttabs")
+    logging.getLogger("radixlm").error("GET /\x1b]0;owned\x07 größer\ttabs")
     assert stream.getvalue().endswith("GET /\\x1b]0;owned\\x07 größer\ttabs\n")
 
 
@@ -71,24 +71,24 @@ def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for stream, wanted in ((Terminal(), True), (io.StringIO(), False)):
         log.set_up_logging("http", stream=stream)
-        log.get_logger("radixlm").warning("careful")
+        logging.getLogger("radixlm").warning("careful")
         assert ("\x1b[33mWARNING\x1b[0m" in stream.getvalue()) is wanted
         assert re.sub(r"\x1b\[\d+m", "", stream.getvalue()).endswith("careful\n")
     for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
         log.set_up_logging("http", stream=(stream := Terminal()))
-        log.get_logger("radixlm").warning("careful")
+        logging.getLogger("radixlm").warning("careful")
         assert "\x1b" not in stream.getvalue()
 
 
 def test_json_is_an_object_a_line() -> None:
     stream = Terminal()
     log.set_up_logging("http", stream=stream, log_format="json")
-    log.get_logger("radixlm.x").info("a\n%s", "b", extra={"fields": {"status": 200}})
+    logging.getLogger("radixlm.x").info("a\n%s", "b", extra={"fields": {"status": 200}})
     try:
         raise KeyError("gone")
     except KeyError:
-        log.get_logger("radixlm.x").exception("failed", stack_info=True)
+        logging.getLogger("radixlm.x").exception("failed", stack_info=True)
     plain, failed = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00", plain.pop("timestamp"))
     assert plain == {
@@ -107,7 +107,7 @@ def test_a_traceback_follows_its_record() -> None:
     try:
         raise KeyError("gone")
     except KeyError:
-        log.get_logger("radixlm").exception("failed", stack_info=True)
+        logging.getLogger("radixlm").exception("failed", stack_info=True)
     lines = stream.getvalue().splitlines()
     assert lines[0].endswith("ERROR http: failed")
     assert lines[1].startswith("Traceback")
@@ -119,7 +119,7 @@ def test_a_second_set_up_replaces_the_first() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.set_up_logging("http", stream=first)
     log.set_up_logging("scheduler", "debug", stream=second)
-    log.get_logger("radixlm.x").debug("once")
+    logging.getLogger("radixlm.x").debug("once")
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
     assert "scheduler: once" in second.getvalue()
@@ -132,11 +132,11 @@ def test_stderr_is_looked_up_when_a_record_comes(
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stderr", first)
     log.set_up_logging("http")
-    log.get_logger("radixlm.x").warning("one")
+    logging.getLogger("radixlm.x").warning("one")
     assert "http: one" in first.getvalue()
     first.close()
     monkeypatch.setattr("sys.stderr", second)
-    log.get_logger("radixlm.x").warning("two")
+    logging.getLogger("radixlm.x").warning("two")
     monkeypatch.undo()
     assert second.getvalue().count("\n") == 1 and "http: two" in second.getvalue()
     assert capsys.readouterr().err == "", "nothing went wrong with the log itself"
@@ -145,14 +145,14 @@ def test_stderr_is_looked_up_when_a_record_comes(
 def test_levels() -> None:
     stream = io.StringIO()
     log.set_up_logging("http", "warning", "error", stream)
-    log.get_logger("radixlm.x").info("quiet")
-    log.get_logger("radixlm.x").warning("loud")
+    logging.getLogger("radixlm.x").info("quiet")
+    logging.getLogger("radixlm.x").warning("loud")
     logging.getLogger("uvicorn.error").warning("quiet")
     logging.getLogger("uvicorn.error").error("loud")
     assert "quiet" not in stream.getvalue()
     assert stream.getvalue().count("loud") == 2
     log.set_level("info")
-    log.get_logger("radixlm.x").info("audible")
+    logging.getLogger("radixlm.x").info("audible")
     assert "audible" in stream.getvalue()
 
 

@@ -147,8 +147,3 @@ def set_level(level: str) -> None:
     """Change the level of RadixLM's records (/configure_logging)."""
     for name in (_ROOT, ACCESS):
         logging.getLogger(name).setLevel(level_number(level))
-
-
-def get_logger(name: str) -> logging.Logger:
-    """The logger of a module: ``logger = get_logger(__name__)``."""
-    return logging.getLogger(name)

@@ -28,6 +28,7 @@ from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
 from radixlm.engine.dumps import open_dump
 from radixlm.engine.experts import ExpertPlaces
+from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
     open_device,
@@ -61,7 +62,7 @@ from radixlm.engine.peering import make_handover
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.stores import store_secret
-from radixlm.engine.tiers import EnginePages, make_feature, make_pages
+from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.controls import TensorControls
@@ -325,7 +326,8 @@ def assemble(
     arrivals = None
     if pages is not None:
         policy = write_policy(config.memory, pages.options.page_size)
-        arrivals = make_feature(pages, policy, store_secret(config))
+        secret = store_secret(config)
+        arrivals = PageArrivals(pages.manifest.digest, pages.options, policy, secret)
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
     if engine.packed.writer is not None:
         features.append(engine.packed)

@@ -16,8 +16,6 @@ from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft, find_draft
 from radixlm.engine.features.arrival_rules import ArrivalOptions
-from radixlm.engine.features.page_arrivals import PageArrivals
-from radixlm.engine.features.page_puts import WritePolicy
 from radixlm.engine.hicache import arrival_options, make_hicache
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo, config_overrides
@@ -128,13 +126,6 @@ def make_pages(
         if memory.hicache_storage_backend == "file" and not window_pages:
             options = replace(options, preload_bytes=room_bytes(free_bytes))
     return EnginePages(worker, page_bytes, manifest, options, topology_of(config).attn_dp)
-
-
-def make_feature(
-    pages: EnginePages, write_policy: WritePolicy | None = None, secret: bytes = b""
-) -> PageArrivals:
-    """The scheduler's side; its ``bind`` gives it a scheduler."""
-    return PageArrivals(pages.manifest.digest, pages.options, write_policy, secret)
 
 
 def _check(config: ServerConfig, page_bytes: PageBytes) -> None:

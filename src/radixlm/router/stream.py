@@ -82,11 +82,6 @@ class Stream:
         finally:
             worker.streams.discard(self)
 
-    @property
-    def can_move(self) -> bool:
-        """Whether another worker of the same kind could go on with it."""
-        return self.worker is not None and self.journal.can_resume(self.worker)
-
     def move(self) -> None:
         """Leave the worker: the stream goes on at another one."""
         if self._exchange is not None:

@@ -82,11 +82,10 @@ def as_json(found: Sequence[Snapshot]) -> str:
     return "\n".join(msgspec.json.encode(one).decode() for one in found)
 
 
-def as_text(found: Sequence[Snapshot], rates: Sequence[Sequence[float]] = ()) -> str:
+def as_text(found: Sequence[Snapshot]) -> str:
     """Everything of all servers."""
     width = shutil.get_terminal_size().columns
-    graphs = rates or [()] * len(found)
-    blocks = [rows(one, graph, width) for one, graph in zip(found, graphs, strict=True)]
+    blocks = [rows(one, (), width) for one in found]
     return "\n\n".join("\n".join(f"{k:<9} {v}" for k, v in block) for block in blocks)
 
 
