@@ -1,4 +1,4 @@
-"""Groups of ranks that are threads of one process."""
+"""Groups of ranks that are threads of this process."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ class ThreadGroup(PieceGroup):
         except threading.BrokenBarrierError as error:
             raise RankLost(f"a rank of {self.size} threads is gone") from error
         return pieces
+
+    def all_to_all_rows(
+        self, x_TN: Tensor, send_counts: tuple[int, ...], receive_counts: tuple[int, ...]
+    ) -> Tensor:
+        parts = torch.split(x_TN, list(send_counts))
+        for to, part in enumerate(parts):
+            if to != self.rank:
+                self.send(part, to)
+        received = [
+            self.receive((n, *x_TN.shape[1:]), x_TN.dtype, source) if source != self.rank else part
+            for source, (n, part) in enumerate(zip(receive_counts, parts, strict=True))
+        ]
+        return torch.cat(received)
+
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        return self.exchange(x, [tuple(x.shape)] * self.size)[source].clone()
 
     def send(self, x: Tensor, to: int) -> None:
         self._meeting.mail[self.rank * self.size + to].put(x.detach().clone())
