@@ -1,13 +1,27 @@
-"""What a plan is made of: chunks of prompts and admissions, from requests."""
+"""What a plan is made of: rows that decode, chunks of prompts and admissions, from requests."""
 
 import msgspec
 import numpy as np
 
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.slot_table import Int32Array
-from radixlm.step.plan import Admission, Item
+from radixlm.scheduler.slot_table import Int32Array, Int64Array
+from radixlm.step.plan import Admission, DecodeBatch, Item
 from radixlm.wire.requests import NEVER
 from radixlm.wire.sampling_params import parallel_seed
+
+
+def make_decode_batch(kv_manager: KVCacheManager, slots: Int64Array) -> DecodeBatch:
+    """The rows of the requests in ``slots``, which decode."""
+    table = kv_manager.table
+    with_extras = np.flatnonzero(table.needs_extras[slots]).tolist()
+    wires = {i: kv_manager.request_in(int(slots[i])).wire for i in with_extras}
+    return DecodeBatch(
+        tuple(table.rids[slots].tolist()),
+        slots,
+        {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
+        frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
+    )
 
 
 def make_chunk(request: Request, end: int) -> Item:

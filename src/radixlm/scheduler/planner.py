@@ -24,12 +24,13 @@ from radixlm.scheduler.plan_parts import (
     common_prefix,
     make_admission,
     make_chunk,
+    make_decode_batch,
     outside_of_spans,
 )
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int64Array
-from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items, StepPlan
+from radixlm.step.plan import EMPTY_DECODES, Admission, Item, Items, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -141,22 +142,11 @@ class Planner:
         """The items of a step; ``_plan_decodes`` has counted the tokens of ``slots``."""
         last_slots = self._decode_batch.slots
         if slots is not last_slots and not np.array_equal(slots, last_slots):
-            self._decode_batch = self._make_decode_batch(slots)
+            self._decode_batch = make_decode_batch(self.kv_manager, slots)
         starts, drafts = self._table.num_computed[slots] - 1, None
         if self._drafting is not None and len(slots):
             drafts = self._drafting.plan(self._decode_batch, sum(i.count for i in prefills))
         return Items(self._decode_batch, starts, tuple(prefills), drafts)
-
-    def _make_decode_batch(self, slots: Int64Array) -> DecodeBatch:
-        table = self._table
-        with_extras = np.flatnonzero(table.needs_extras[slots]).tolist()
-        wires = {i: self.kv_manager.request_in(int(slots[i])).wire for i in with_extras}
-        return DecodeBatch(
-            tuple(table.rids[slots].tolist()),
-            slots,
-            {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
-            frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
-        )
 
     def _running_slots(self) -> Int64Array:
         if self._slots is None:
