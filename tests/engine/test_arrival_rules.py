@@ -67,3 +67,14 @@ def test_fetches_of_one_size_give_their_rate() -> None:
     for _ in range(3):
         _fetch(rules, 10, 0.05)
     assert rules.pays(10, None) and rules.stats()["fetch_bytes_per_s"] == pytest.approx(200_000)
+
+
+def test_the_policy_timeout_has_a_base_a_slope_and_an_end() -> None:
+    now = [0.0]
+    options = ArrivalOptions(16, "timeout", 1.0, 0.5, timeout_max_s=3.0)
+    rules = FetchRules(options, lambda: now[0])
+    for num_pages, limit_s in ((64, 1.5), (128, 2.0), (6400, 3.0)):
+        now[0] = limit_s
+        assert not rules.is_late(0.0, num_pages, None)
+        now[0] = limit_s + 0.01
+        assert rules.is_late(0.0, num_pages, None)

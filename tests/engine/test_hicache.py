@@ -11,9 +11,11 @@ import pytest
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.memory import MemoryConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine import hicache
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_puts import WriteThrough
+from radixlm.tiers.manifest import Manifest
 from tests.engine.drafted_engine import drafted_engine
 
 SYSTEM = "You answer in one word, as a careful clerk would, and you never say more than that. "
@@ -114,7 +116,7 @@ def test_the_host_tier_leaves_ram_free(monkeypatch: pytest.MonkeyPatch) -> None:
     class Facts:
         available, total = 8 * 10**9, 20 * 10**9
 
-    monkeypatch.setattr(hicache.psutil, "virtual_memory", Facts)
+    monkeypatch.setattr("radixlm.engine.hicache.psutil.virtual_memory", Facts)
     assert hicache.host_bytes(MemoryConfig(), 10**9) == 2 * 10**9
     assert hicache.host_bytes(MemoryConfig(hicache_ratio=9.0), 10**9) == 6 * 10**9
     assert hicache.host_bytes(MemoryConfig(hicache_size=5), 10**9) == 5 * 10**9
@@ -129,15 +131,30 @@ def test_waiting_is_set_by_flag_and_extra_config() -> None:
     )
     made = hicache.arrival_options(memory, ArrivalOptions(16))
     assert (made.policy, made.min_tokens, made.timeout_base_s) == ("timeout", 256, 0.5)
-    bad = MemoryConfig(hicache_storage_backend_extra_config='{"prefetch_threshold": "many"}')
-    with pytest.raises(ConfigError, match="prefetch_threshold is 'many'; a number such as 1 works"):
-        hicache.arrival_options(bad, ArrivalOptions(16))
+    for value, shown in (('"many"', "'many'"), ("NaN", "nan")):
+        text = f'{{"prefetch_threshold": {value}}}'
+        bad = MemoryConfig(hicache_storage_backend_extra_config=text)
+        with pytest.raises(ConfigError, match=f"prefetch_threshold is {shown}; a number such as 1"):
+            hicache.arrival_options(bad, ArrivalOptions(16))
+
+
+def test_a_running_server_refuses_what_only_its_start_can_set() -> None:
+    config = ServerConfig.from_kwargs(model_path="m", enable_hierarchical_cache=True)
+    manifest = Manifest("m", "w", "1", "bf16", 16, page_bytes=(64, 0))
+    made = hicache.make_hicache(config, manifest, 1 << 20, 1 << 20)
+    assert made is not None
+    with pytest.raises(ConfigError, match="prefetch_timeout_max: it can be given by flag only"):
+        made.attach("file", '{"hicache_storage_pass_prefix_keys": true, "prefetch_timeout_max": 3}')
+    made.tiers[0].close()
 
 
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        ({"folder": "/x"}, "file has no 'folder'; it has directory"),
+        (
+            {"folder": "/x", "hicache_storage_pass_prefix_keys": True},
+            "file has no 'folder'; it has directory",
+        ),
         ({"max_size_gb": -1}, "max_size_gb is -1; a number"),
         ({"directory": 5}, "directory is 5; "),
         ({"max_size_gb": 1e999}, "max_size_gb is inf; a number"),

@@ -41,7 +41,9 @@ _PREFETCH: Final = {
     "prefetch_threshold": "min_tokens",
     "prefetch_timeout_base": "timeout_base_s",
     "prefetch_timeout_per_ki_token": "timeout_per_ki_s",
+    "prefetch_timeout_max": "timeout_max_s",
 }
+_NO_EFFECT: Final = "hicache_storage_pass_prefix_keys"  # a page's key names all before it
 _FILE_OPTIONS: Final = ("directory", "max_size_gb", "min_free_gb")
 
 
@@ -89,6 +91,9 @@ def make_hicache(
 
     def storage(name: str, given: Extra, *, by_flag: bool = False) -> Tier:
         extra = read_extra(given, by_flag)
+        extra.pop(_NO_EFFECT, None)
+        if not by_flag and (later := [key for key in extra if key in _PREFETCH]):
+            raise ConfigError(f"{later[0]}: it can be given by flag only, at the start")
         extra = {key: value for key, value in extra.items() if key not in _PREFETCH}
         if "directory" in extra and not by_flag:
             raise ConfigError("directory: a folder can be named by flag only, at the start")
@@ -109,7 +114,7 @@ def arrival_options(memory: MemoryConfig, options: ArrivalOptions) -> ArrivalOpt
     given = {}
     for name, field in _PREFETCH.items():
         value = extra.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise ConfigError(f"{_EXTRA}: {name} is {value!r}; a number such as 1 works")
         if name in extra:
             given[field] = value

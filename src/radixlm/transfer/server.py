@@ -142,7 +142,7 @@ class TransferServer:
                     self._answer(client, want, agreed)
                 finally:
                     self.num_waiting -= 1
-        except (TransferError, OSError, ValueError) as error:
+        except (TransferError, OSError, ValueError, LookupError) as error:
             if not self._is_closed:
                 log.debug("a transfer client: %s", error)
         finally:

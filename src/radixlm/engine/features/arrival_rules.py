@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final, Literal
@@ -20,18 +21,19 @@ _REFUSALS: Final = 8, 64  # between two trials of a tier that was too slow: at f
 
 
 class ArrivalOptions(Record):
-    """``policy``: how long a request waits for pages; ``timeout_base_s`` and ``timeout_per_ki_s``
-    (a 1,024 tokens): of the policy "timeout". ``min_tokens``: fewer are computed. ``page_bytes``:
-    of both spaces. ``window_pages``: pages of the second space that the end of a prefix needs.
-    ``puts_late``: a draft model fills its part of pages later on. ``max_put_bytes``: that may wait
-    to be read; more are not kept. ``preload_bytes``: of pages that a tier on disk gives back before
-    anyone asks; 0 where there is no such tier. ``is_prefill``: decode servers pull what requests
-    with a hint have computed."""
+    """``policy``: how long a request waits for pages; ``timeout_base_s``, ``timeout_per_ki_s``
+    (a 1,024 tokens) and ``timeout_max_s``: of the policy "timeout". ``min_tokens``: fewer are
+    computed. ``page_bytes``: of both spaces. ``window_pages``: pages of the second space that the
+    end of a prefix needs. ``puts_late``: a draft model fills its part of pages later on.
+    ``max_put_bytes``: that may wait to be read; more are not kept. ``preload_bytes``: of pages that
+    a tier on disk gives back before anyone asks; 0 where there is no such tier. ``is_prefill``:
+    decode servers pull what requests with a hint have computed."""
 
     page_size: int
     policy: Policy = "auto"
     timeout_base_s: float = 1.0
     timeout_per_ki_s: float = 0.25
+    timeout_max_s: float = math.inf
     min_tokens: int = 1
     page_bytes: tuple[int, int] = (0, 0)
     window_pages: int = 0
@@ -151,7 +153,8 @@ class FetchRules:
             return self.is_over(start_s)
         if options.policy == "timeout":
             num_ki = num_pages * options.page_size / 1024
-            return waited_s > options.timeout_base_s + num_ki * options.timeout_per_ki_s
+            limit_s = options.timeout_base_s + num_ki * options.timeout_per_ki_s
+            return waited_s > min(limit_s, options.timeout_max_s)
         return waited_s > self._compute_s(num_pages)
 
     def _compute_s(self, num_pages: int) -> float:
