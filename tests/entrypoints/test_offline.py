@@ -109,6 +109,9 @@ def test_generate_for_a_model_that_reasons() -> None:
         assert bounded["meta_info"]["reasoning_tokens"] == 4  # and the end marker
         assert bounded["output_ids"][:3] == ids[:3]
         assert bounded["prompt_token_ids"] == engine.tokenizer.encode(prompt, True)
+        chat = engine.chat("What is 2 + 3?", enable_thinking=True, thinking_token_budget=3)
+        (choice,), usage = chat["choices"], chat["usage"]
+        assert 0 < usage["reasoning_tokens"] <= 4 and choice["message"]["content"]
         drawn = engine.generate(
             prompt, {"max_new_tokens": 8, "top_k": 5}, return_sampling_mask=True
         )

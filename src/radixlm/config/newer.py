@@ -165,7 +165,7 @@ _DETAILS: Mapping[str, str] = {
         deepep_dispatcher_output_dtype deepep_v2_mode enable_w4a4_mxfp4_megamoe enable_waterfill
         flashinfer_a2a_dispatch_type fuseep_mode mooncake_ib_device""",
     "elastic_ep_backend": """
-        elastic_ep_initial_size elastic_ep_join_mode elastic_ep_join_rank_offset
+        elastic_ep_initial_size elastic_ep_join_mode elastic_ep_join_rank_offset elastic_ep_rejoin
         elastic_ep_scale_timeout enable_elastic_expert_backup ep_join_mode ep_join_rank_offset
         max_ep_size""",
     "encoder_only": """

@@ -18,21 +18,30 @@ def request_options(
     """Keyword arguments of the GenerateRequest of prompt ``index`` of ``count``. ``value_of``: a
     body's value by the field's name."""
     names = {}
+
+    def of_prompt(name: str) -> Any:
+        value = value_of(name)
+        if not isinstance(value, list):
+            return value
+        if len(value) != count:
+            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
+        return value[index]
+
     if value_of("routed_dp_rank") is not None:
         names["data_parallel_rank"] = "routed_dp_rank"
     return {
         "return_hidden_states": bool(value_of("return_hidden_states")),
-        "cache_salt": value_of("cache_salt"),
-        "extra_key": value_of("extra_key"),
+        "cache_salt": of_prompt("cache_salt"),
+        "extra_key": of_prompt("extra_key"),
         "priority": value_of("priority"),
         "streaming_window": value_of("streaming_window"),
         "streaming_sinks": value_of("streaming_sinks"),
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
         "session": _session(value_of("session_params")),
-        "adapter": value_of("lora_path") or None,
+        "adapter": of_prompt("lora_path") or None,
         "processor": processor_name(
-            value_of("custom_logit_processor"), value_of("logit_processor")
+            of_prompt("custom_logit_processor"), value_of("logit_processor")
         ),
         "hint": hint_of(value_of, index, count),
         "names": names,

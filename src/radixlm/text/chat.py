@@ -207,8 +207,10 @@ def _read_parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
             read.append({"type": "text", "text": part["text"]})
         elif isinstance(kind, str) and kind in _MEDIA:
             read.append({"type": _MEDIA[kind]})
-        elif kind == "thinking" and isinstance(part.get("thinking"), str):
-            read.append({"type": "thinking", "thinking": part["thinking"]})
+        elif kind in ("thinking", "reasoning") and isinstance(
+            thought := part.get("thinking", part.get("text")), str
+        ):
+            read.append({"type": "thinking", "thinking": thought})
         elif kind == "refusal" and isinstance(part.get("refusal"), str):
             read.append({"type": "text", "text": part["refusal"]})
         else:

@@ -119,8 +119,9 @@ FIELDS: tuple[Field, ...] = (
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool | Literal["last"], "generate openai"),
-        ("extra_key", str, "generate openai responses"),
-        ("cache_salt", str, "generate openai responses"),
+        # a list has a value a prompt
+        ("extra_key", str | list[str], "generate openai responses"),
+        ("cache_salt", str | list[str], "generate openai responses"),
         # the first and the last tokens that a stream sees, which may go on for ever
         ("streaming_window", Annotated[int, Meta(ge=0, le=1 << 30)], "generate openai"),
         ("streaming_sinks", Annotated[int, Meta(ge=1, le=1 << 30)], "generate openai"),
@@ -137,7 +138,7 @@ FIELDS: tuple[Field, ...] = (
         ("bootstrap_room", int | list[int], _PAIRED),
         ("disagg_prefill_dp_rank", int | list[int], _PAIRED),
         ("session_params", dict[str, Any], "generate openai"),
-        ("lora_path", str, "generate openai"),
+        ("lora_path", str | list[str | None], "generate openai"),
         ("logit_processor", str, "generate openai"),
         ("mm_processor_kwargs", dict[str, Any], "generate openai"),
         ("require_reasoning", bool, "generate"),
@@ -165,7 +166,7 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
     *_ignored("responses", Any, "access_programs background_options"),
     *_ignored("responses", dict[str, Any], "stream_options"),
-    *_ignored(_ANTHROPIC, Any, "cache_control speed billing_policy"),
+    *_ignored(_ANTHROPIC, Any, "cache_control speed billing_policy betas"),
     *_ignored("count_tokens", Any, "mcp_servers compaction"),
     *_ignored("messages", str, "service_tier"),
     *_ignored("messages", Any, "inference_geo diagnostics fallbacks fallback_credit_token"),

@@ -173,6 +173,17 @@ async def test_what_would_change_the_answer_is_refused_by_name(server: ScriptedS
     assert off.status_code == 200 and HEADER not in off.headers
 
 
+async def test_tools_that_anthropic_defines_are_left_out(server: ScriptedServer) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": USER, "betas": ["x"]}
+    tools = [{"type": "bash_20250124", "name": "bash"}]
+    effort = {"effort": "minimal"}
+    got = await server.post("/v1/messages", **body, tools=tools, output_config=effort)
+    assert got.status_code == 200 and HEADER not in got.headers
+    assert "bash_20250124 is left out" in got.headers["X-RadixLM-Warning"]
+    tools = [{"type": "mcp_toolset", "name": "x"}]
+    assert (await server.post("/v1/messages", **body, tools=tools)).status_code == 400
+
+
 async def test_one_model_serves_every_name(server: ScriptedServer) -> None:
     for name in ("gpt-4o", "tiny:latest", "x/y"):
         got = await server.post(CHAT, model=name, messages=USER)

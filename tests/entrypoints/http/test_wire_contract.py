@@ -310,6 +310,24 @@ ROWS = [
         "request_extensions", REFUSED, {"error.param": "data_parallel_rank"}, data_parallel_rank=1
     ),
     chat("request_extensions", REFUSED, {"error.param": "routed_dp_rank"}, routed_dp_rank=-1),
+    chat(
+        "request_extensions",
+        has={"id": "mine"},
+        rid=["mine"],
+        extra_key=["k"],
+        cache_salt=["s"],
+        lora_path=[None],
+        custom_logit_processor=[None],
+    ),
+    text(
+        "request_extensions",
+        has={"choices.1.text": "Hello there."},
+        prompt=["hi", "hi"],
+        rid=["a", "b"],
+        extra_key=["k", "l"],
+        lora_path=[None, None],
+    ),
+    text("request_extensions", REFUSED, {"error.param": "extra_key"}, extra_key=["k", "l"]),
     chat("request_extensions", REFUSED, {"error.param": "input_ids"}, input_ids=[]),
     chat(
         "request_extensions",
@@ -366,6 +384,20 @@ ROWS = [
         return_cached_tokens_details=True,
     ),
     chat("content_parts", messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]),
+    *(
+        chat(
+            "content_parts",
+            messages=[
+                *USER,
+                {"role": "assistant", "content": [part, {"type": "text", "text": "a"}]},
+                *USER,
+            ],
+        )
+        for part in (
+            {"type": "thinking", "thinking": "hm"},
+            {"type": "reasoning", "text": "hm"},
+        )
+    ),
     chat(
         "content_parts",
         REFUSED,

@@ -1,6 +1,7 @@
 """Anthropic's Messages: /v1/messages and /v1/messages/count_tokens."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -40,12 +41,14 @@ from radixlm.entrypoints.request_model import (
 from radixlm.intake.records import Output
 from radixlm.intake.stream_journal import draw_hex
 from radixlm.wire.sampling_params import parameter_names
+from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["anthropic"])
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max"}
+_EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+_BUILT_IN = re.compile(r"(web_search|computer|bash|text_editor)_\d{8}")
 
 
 @with_fields("count_tokens")
@@ -120,7 +123,7 @@ def _chat(body: CountRequest) -> ChatRequest:
         "model": body.model,
         "messages": _system(body.system) + _messages(body.messages),
         "continue_final_message": _has_begun(body.messages[-1]) or None,
-        "tools": [_tool(tool, place) for place, tool in enumerate(body.tools or ())] or None,
+        "tools": _tools(body.tools or []) or None,
         "enable_thinking": _thinking(body.thinking),
     }
     chat |= _choice(body.tool_choice) | _output(body) | pair_fields(body)
@@ -270,11 +273,23 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     return message
 
 
-def _tool(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
-    kind = tool.get("type") or "custom"
-    if kind != "custom":
-        where = f"tools[{place}].type"
-        raise InvalidRequest(f"{where} {kind!r:.80}: this server runs no tools itself", where)
+def _tools(tools: Objects) -> Objects:
+    """The client's own tools. Those that Anthropic defines have no schema here: they are left out,
+    as in SGLang, and the client is told."""
+    made = []
+    for place, tool in enumerate(tools):
+        kind = tool.get("type") or "custom"
+        if kind == "custom":
+            made.append(_tool(tool))
+        elif isinstance(kind, str) and _BUILT_IN.fullmatch(kind):
+            note_warning(f"tools[{place}]: {kind} is left out: this server does not have it")
+        else:
+            where = f"tools[{place}].type"
+            raise InvalidRequest(f"{where} {kind!r:.80}: this server runs no tools itself", where)
+    return made
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_HEADER_BYTES = 4096  # of customers' labels
-OTHER = "other"  # paths that are none of the server's
+OTHER = "other"  # paths and methods that are none of the server's
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -152,7 +154,8 @@ class HttpCounter:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        endpoint, method, status = self._endpoint(scope), scope["method"], 0
+        endpoint, status = self._endpoint(scope), 0
+        method = scope["method"] if scope["method"] in _METHODS else OTHER
 
         async def note(message: Any) -> None:
             nonlocal status
@@ -268,8 +271,7 @@ def gauges(state: ServerState) -> dict[str, float]:
         "load_back_tokens_total": load_.tiers.get("host_tokens", 0),
         "hicache_dropped_tokens_total": load_.tiers.get("dropped_tokens", 0),
         "prefetch_bandwidth": load_.tiers.get("fetch_bytes_per_s", 0) / 1e9,
-        "lora_pool_utilization": len(lora.loaded)
-        / (lora.options.max_loaded or len(lora.loaded) or 1),
+        "lora_pool_utilization": len(lora.loaded) / (lora.options.max_loaded or math.inf),
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
     }

@@ -318,9 +318,10 @@ async def _request(
         skip_special_tokens=sampling.skip_special_tokens and not has_special,
     )
     check_sampling(state, sampling, client_names(body))
-    if isinstance(body.rid, list):
+    rids = body.rid if isinstance(body.rid, list) else [body.rid]
+    if len(rids) != 1:
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
-    request = request_of(state, body, sampling, body.rid)
+    request = request_of(state, body, sampling, rids[0])
     request.logprobs = _logprob_need(body)
     return request
 
