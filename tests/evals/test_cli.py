@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, TransferError
 from radixlm.evals.cli import main
 from radixlm.evals.items import Grade, Item, Reply
 from radixlm.evals.run import Answered, pass_at, summarise
@@ -220,3 +220,21 @@ def test_pass_at_counts_draws() -> None:
 def test_wrong_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         main(args)
+
+
+def test_what_cannot_be_reached_or_written_is_told_before_the_run(
+    tmp_path: Path, serve: Serve
+) -> None:
+    served = serve(lambda path, body: (200, {}))
+    path = tmp_path / "items.jsonl"
+    path.write_text('{"question": "a", "answer": "b"}')
+    args = ["exact", "--data-path", str(path), "--url"]
+    nobody = "http://127.0.0.1:1"
+    for words in ([nobody], [nobody, "--model", "m"], [served.url, "--against", nobody]):
+        with pytest.raises(TransferError, match="no server answers at"):
+            main([*args, *words])
+    with pytest.raises(ConfigError, match="cannot read"):
+        main([*args, served.url, "--against", str(tmp_path / "none")])
+    with pytest.raises(ConfigError, match="--details: cannot write"):
+        main([*args, served.url, "--details", str(tmp_path / "none" / "x")])
+    assert not any("messages" in body for body in served.bodies)

@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     positive([args.client_stream_interval], "--client-stream-interval")
     if not 0 <= args.input_len_step_percentage < 1:
         raise ConfigError("--input-len-step-percentage: 0 or more, below 1")
-    report.check_writable(args.result_filename)
+    report.check_writable(args.result_filename, "--result-filename")
     if args.base_url and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if not args.base_url:

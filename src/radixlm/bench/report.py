@@ -82,17 +82,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
-def append_jsonl(path: str, results: Iterable[Mapping[str, Any]]) -> None:
-    """Append one line for each result. ConfigError if the file cannot be written."""
+def append_jsonl(
+    path: str, results: Iterable[Mapping[str, Any]], flag: str = "--output-file"
+) -> None:
+    """Append one line for each result. ConfigError if the file of ``flag`` cannot be written."""
     text = "".join(json.dumps(dict(result), ensure_ascii=False) + "\n" for result in results)
     try:
         with Path(path).expanduser().open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"--output-file: cannot write {path}: {error}") from error
+        raise ConfigError(f"{flag}: cannot write {path}: {error}") from error
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, flag: str = "--output-file") -> None:
     """ConfigError before the run if the result file cannot be written."""
     if path is not None:
-        append_jsonl(path, ())
+        append_jsonl(path, (), flag)

@@ -155,7 +155,6 @@ def main(argv: list[str]) -> int:
 def _run(client: httpx.Client, args: argparse.Namespace, folder: Path) -> bool:
     files: list[Path] = []
     if not args.steps_only:
-        print(f"traces go to {folder}; waiting for {args.num_steps} steps")
         found = _traced(client, args, folder)
         if found is None:
             return False
@@ -190,6 +189,7 @@ def _traced(client: httpx.Client, args: argparse.Namespace, folder: Path) -> lis
         "profile_by_stage": args.profile_by_stage,
     }  # fmt: skip
     _checked(client.post("/start_profile", json=body))
+    print(f"traces go to {folder}; waiting for {args.num_steps} steps")
     count = int(info.get("tp_size") or 1) * int(info.get("dp_size") or 1)
     count *= 2 if args.profile_by_stage else 1
     if not folder.is_dir():

@@ -58,6 +58,16 @@ class HttpModel:
             self._name = str(models[0]["id"])
         return self._name
 
+    async def reach(self) -> None:
+        """TransferError if no server answers; ConfigError as for `name`."""
+        try:
+            if self._name is None:
+                await self.name()
+            else:
+                await self._client.ask("GET", "/v1/models")
+        finally:
+            self.close()
+
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         """The answer; a refused or broken request is sent again a few times."""
         for attempt in range(_TRIES):

@@ -128,8 +128,8 @@ def main(argv: Sequence[str]) -> int:
     parser = build_parser()
     task_name, words = _task_word(argv)
     args, rest = parser.parse_known_args(words)
-    for name in ("output_file", "details"):
-        report.check_writable(getattr(args, name))
+    report.check_writable(args.output_file)
+    report.check_writable(args.details, "--details")
     for flag, value in (("--num-threads", args.num_threads), ("--num-samples", args.num_samples)):
         positive([value], flag)
     positive([args.limit] if args.limit is not None else [], "--limit")
@@ -222,14 +222,17 @@ class Run:
     async def on(self, model: HttpModel | EngineModel, label: str) -> int:
         """The exit status after the model, and the one of --against, were asked."""
         args = self._args
+        if isinstance(model, HttpModel):
+            await model.reach()
+        other = await self._other() if args.against else None
         result, answered = await self._one(model, label)
         results = [result]
         if args.details:
             lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in details(answered))
             Path(args.details).expanduser().write_text(lines, encoding="utf-8")
-        if args.against:
+        if other is not None:
             scores = {one.item.id: one.score for one in answered}
-            result["against"] = await self._against(scores, results)
+            result["against"] = await self._against(scores, results, other)
         if args.output_file:
             report.append_jsonl(args.output_file, results)
         for one in results:
@@ -251,18 +254,29 @@ class Run:
         notes = {"notes": list(self._task.notes)} if self._task.notes else {}
         return about | summarise(answered, seconds, settings.seed) | notes, answered
 
+    async def _other(self) -> HttpModel | dict[str, float]:
+        """The server of --against, or the scores in its file: asked for before the run, which may
+        take hours."""
+        against = self._args.against
+        if "://" not in against:
+            rows = read_rows(Path(against).expanduser())
+            return {str(row["id"]): row["score"] for row in rows}
+        model = HttpModel(against, None, self._args.api_key)
+        await model.reach()
+        return model
+
     async def _against(
-        self, scores: Mapping[str, float], results: list[dict[str, Any]]
+        self,
+        scores: Mapping[str, float],
+        results: list[dict[str, Any]],
+        other: HttpModel | dict[str, float],
     ) -> dict[str, Any]:
         """The comparison with a server, whose result joins `results`, or with a file."""
         against = self._args.against
-        if "://" in against:
-            model = HttpModel(against, None, self._args.api_key)
-            result, answered = await self._one(model, against)
+        if isinstance(other, HttpModel):
+            result, answered = await self._one(other, against)
             results.append(result)
             other = {one.item.id: one.score for one in answered}
-        else:
-            other = {str(row["id"]): row["score"] for row in read_rows(Path(against).expanduser())}
         names = [name for name in scores if name in other]
         if not names:
             raise ConfigError(f"--against {against}: holds none of these items")
