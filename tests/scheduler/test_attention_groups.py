@@ -78,6 +78,14 @@ def test_requests_spread_over_groups_and_follow_their_prefix() -> None:
     assert groups["b"] != groups["d"]
 
 
+def test_requests_one_after_the_other_fill_the_caches_of_all_groups() -> None:
+    bench = SchedulerHarness(groups=2)
+    for rid, token in (("a", 1), ("b", 2)):
+        bench.submit(rid, [token] * 16, 2, ignore_eos=True)
+        bench.run()
+    assert set(groups_of(bench).values()) == {0, 1}
+
+
 def test_requests_of_one_prefix_use_all_groups() -> None:
     bench = SchedulerHarness(groups=2)
     bench.submit("first", [1] * 16, 2, ignore_eos=True)

@@ -2,8 +2,9 @@
 pages and a prefix cache of its own.
 
 Group g has slots [g * n, g * n + n) and its own numbers of pages. A request is given to a group
-when it is admitted: to the one that pages were brought to for it, then to the one that has the
-longest prefix of it in its cache, then to the one with the most free pages.
+when it is admitted: to the one that pages were brought to for it, then to the one for which pages
+of its prefix and pages that can be allocated are most together, then to the one with most empty
+pages.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class GroupedKVCacheManager(KVCacheManager):
         ids, spare = request.ids[:limit], -(-spare_pages // len(self._parts))
         chosen = self._parts[request.group] if request.group >= 0 else None
 
-        def key(part: KVCacheManager) -> tuple[bool, tuple[int, int]]:
+        def key(part: KVCacheManager) -> tuple[bool, tuple[int, int, int]]:
             return part is chosen, part.worth(ids, request.namespace)
 
         parts = sorted(self._parts, key=key, reverse=True)

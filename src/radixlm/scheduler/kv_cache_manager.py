@@ -141,12 +141,12 @@ class KVCacheManager:
         missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
         return self.pages_for(int(missing.sum()))
 
-    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int]:
+    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
         """Where there are several attention groups, a request goes to the one of the largest. A hit
         counts like as many free pages: else all requests of one system prompt would go to one group
-        until it is full."""
-        hit = self.prefix_cache.peek(ids, namespace)
-        return hit // self.page_size + self.num_available, self.slots.num_free
+        until it is full. Of equal ones the group with more empty pages has the least to evict."""
+        hit = self.prefix_cache.peek(ids, namespace) // self.page_size
+        return hit + self.num_available, self.slots.num_free, self.pages.num_free
 
     def match_limit(self, request: Request) -> int:
         """How many leading tokens may come from the prefix cache. The last token must be computed,
