@@ -204,6 +204,8 @@ HEALTH_CHECK_TIMEOUT_S = Variable(
     "Seconds that /health_generate waits for a token.",
     ("SGLANG_HEALTH_CHECK_TIMEOUT",),
 )
+# longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
+# to close one, it may do so just as the next request is under way
 KEEP_ALIVE_S = Variable(
     "RADIXLM_KEEP_ALIVE_S",
     75,

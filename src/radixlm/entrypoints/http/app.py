@@ -75,8 +75,6 @@ from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.fim import detect_fim, load_fim_template
 from radixlm.text.tokenizer import Tokenizer
 
-# longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
-# to close one, it may do so just as the next request is under way
 _ROUTERS = (
     health.router,
     info.router,
