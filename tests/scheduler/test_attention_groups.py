@@ -68,14 +68,14 @@ def test_requests_spread_over_groups_and_follow_their_prefix() -> None:
     bench = SchedulerHarness(groups=2)
     bench.submit("a", [1] * 64, 2, ignore_eos=True)
     bench.run()
-    bench.submit("b", [2] * 16, 40, ignore_eos=True)
+    bench.submit("b", [2] * 16, 40, ignore_eos=True)  # the other group is empty
     bench.tick()
     bench.submit("c", [1] * 64 + [5], 2)  # its prefix lies with a
-    bench.submit("d", [3] * 16, 2)  # the other group has more free pages
+    bench.submit("d", [3] * 16, 2)  # c needs more pages than b
     bench.run()
     groups = groups_of(bench)
     assert groups["a"] == groups["c"] and bench.cached["c"] == 64
-    assert groups["b"] != groups["d"]
+    assert groups["b"] == groups["d"] != groups["a"]
 
 
 def test_requests_one_after_the_other_fill_the_caches_of_all_groups() -> None:

@@ -61,9 +61,10 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
     data = await _body_bytes(request)
     body: M = await off_loop(len(data), _read, model, data)
     await take_resume(getattr(body, "resume", None))
-    on_body = state_of(request).on_body
-    if on_body is not None and request.url.path.startswith("/v1/"):
-        on_body(body)
+    if request.url.path.startswith("/v1/"):  # other apps have no state
+        on_body = state_of(request).on_body
+        if on_body is not None:
+            on_body(body)
     return body
 
 
