@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -62,12 +62,20 @@ def processes(server: RunningServer) -> list[psutil.Process]:
 
 
 def cpu_s(server: RunningServer) -> float:
-    times = [process.cpu_times() for process in processes(server)]
-    return sum(each.user + each.system for each in times)
+    total_s = 0.0
+    for process in processes(server):
+        with suppress(psutil.NoSuchProcess):  # a trial of a grammar has ended meanwhile
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 def rss_bytes(server: RunningServer) -> int:
-    return sum(process.memory_info().rss for process in processes(server))
+    total = 0
+    for process in processes(server):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 def answers(server: RunningServer) -> bool:
