@@ -11,6 +11,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.server_config import ServerConfig
+from radixlm.entrypoints.request_model import of_prompt
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.transfer import Hint
 
@@ -28,16 +29,7 @@ def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> H
     """Where the prompt ``index`` of ``count`` is computed; None of a body without these fields.
     ``value_of``: a body's value by the field's name. Port 0: that of the server's option."""
 
-    def one(name: str) -> Any:
-        value = value_of(name)
-        if not isinstance(value, list):
-            return value
-        if len(value) != count:
-            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
-        return value[index]
-
-    host, room, port = one("bootstrap_host"), one("bootstrap_room"), one("bootstrap_port")
-    rank = one("disagg_prefill_dp_rank")
+    host, port, room, rank = (of_prompt(n, value_of(n), index, count) for n in _FIELDS)
     if host is None and room is None:
         return None
     if not host or not _HOST.fullmatch(host):

@@ -69,6 +69,16 @@ class ResumeBody(Body):
     num_emitted: Annotated[int, Field(ge=0)] = 0
 
 
+def of_prompt(name: str, value: Any, index: int, count: int) -> Any:
+    """The value of a field for prompt ``index`` of ``count``: a list has one for each of them,
+    anything else is for all. InvalidRequest for a list of another length."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
+    return value[index]
+
+
 @cache
 def table_fields(api: str) -> dict[str, wire.Field]:
     """The fields of both wire tables that an API has, by their names there."""

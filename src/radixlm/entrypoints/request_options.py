@@ -6,6 +6,7 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import hint_of
+from radixlm.entrypoints.request_model import of_prompt
 from radixlm.intake.records import Output
 from radixlm.intake.validation import processor_name
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
@@ -19,30 +20,23 @@ def request_options(
     body's value by the field's name."""
     names = {}
 
-    def of_prompt(name: str) -> Any:
-        value = value_of(name)
-        if not isinstance(value, list):
-            return value
-        if len(value) != count:
-            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
-        return value[index]
+    def own(name: str) -> Any:
+        return of_prompt(name, value_of(name), index, count)
 
     if value_of("routed_dp_rank") is not None:
         names["data_parallel_rank"] = "routed_dp_rank"
     return {
         "return_hidden_states": bool(value_of("return_hidden_states")),
-        "cache_salt": of_prompt("cache_salt"),
-        "extra_key": of_prompt("extra_key"),
+        "cache_salt": own("cache_salt"),
+        "extra_key": own("extra_key"),
         "priority": value_of("priority"),
         "streaming_window": value_of("streaming_window"),
         "streaming_sinks": value_of("streaming_sinks"),
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
         "session": _session(value_of("session_params")),
-        "adapter": of_prompt("lora_path") or None,
-        "processor": processor_name(
-            of_prompt("custom_logit_processor"), value_of("logit_processor")
-        ),
+        "adapter": own("lora_path") or None,
+        "processor": processor_name(own("custom_logit_processor"), value_of("logit_processor")),
         "hint": hint_of(value_of, index, count),
         "names": names,
     }

@@ -199,7 +199,7 @@ class TokenizerManager:
         """``wanted``, or another id while a request has it."""
         if wanted is None:
             return secrets.token_hex(16)
-        rids = (wanted, *(f"{wanted}#{i}" for i in range(num_samples)))
+        rids = _rids_of(wanted, num_samples)
         is_used = any(rid in self.requests or rid in self._ended for rid in rids)
         return f"{wanted}-{secrets.token_hex(4)}" if is_used else wanted
 
@@ -232,7 +232,7 @@ class TokenizerManager:
         await self.occupation.is_open.wait()
         await self.weights.admit()
         async with call.turn(count, size):
-            if any(_is_of(rid, request.rid or "") for rid in self._ended):
+            if any(rid in self._ended for rid in _rids_of(request.rid or "", count)):
                 await self._settle()
             await self.adapters.prepare(request.adapter)
             states = self.submit(request, share)
@@ -622,6 +622,11 @@ class TokenizerManager:
                 observer.ended(state, state.pending.finish)
         if not self.requests:
             self._drained.set()
+
+
+def _rids_of(rid: str, num_samples: int) -> Sequence[str]:
+    """The ids that a request and its parallel samples may have."""
+    return (rid, *(f"{rid}#{i}" for i in range(num_samples)))
 
 
 def _is_of(rid: str, asked: str) -> bool:

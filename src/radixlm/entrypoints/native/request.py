@@ -20,6 +20,7 @@ from radixlm.entrypoints.request_model import (
     Rid,
     Strings,
     make,
+    of_prompt,
     reject_unsupported,
     with_fields,
 )
@@ -256,12 +257,8 @@ def _values(body: GenerateBody, i: int, count: int) -> dict[str, Any]:
     values = {}
     for name in body.model_fields_set - _OF_ALL:
         value = getattr(body, name)
-        is_each = isinstance(value, list)
-        if is_each and name == "token_ids_logprob":
-            is_each = any(isinstance(one, list | None) for one in value)
-        if is_each and len(value) != count:
-            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
-        values[name] = value[i] if is_each else value
+        is_for_all = name == "token_ids_logprob" and all(isinstance(v, int) for v in value or ())
+        values[name] = value if is_for_all else of_prompt(name, value, i, count)
     rid = values.get("rid")
     if rid is not None and count > 1 and not isinstance(body.rid, list):
         values["rid"] = f"{rid}_{i}"

@@ -41,7 +41,9 @@ class ResponseBuilder:
         self._began_s = time.monotonic()
         # text of disjoint answers, by prompt and sample
         self._earlier: dict[tuple[int, int], str] = {}
-        self._output_ids: dict[tuple[int, int], list[int]] = {}  # of what reasons
+        # of samples that reason: their tokens, and how many belong to the reasoning
+        self._output_ids: dict[tuple[int, int], list[int]] = {}
+        self._reasoned: dict[tuple[int, int], int] = {}
         self.last_finish = Finish("abort")  # of the sample that ended last
         self.num_logprobs = 0  # of the last answer
 
@@ -101,12 +103,20 @@ class ResponseBuilder:
     def _reasoning_tokens(self, index: int, output: Output) -> int:
         """Tokens of the output up to the end marker of the reasoning, and with it; all tokens
         before it has come."""
-        ids = self._output_ids.setdefault((index, output.index), [])
-        ids[output.completion_tokens - len(output.token_ids) :] = output.token_ids
+        sample = index, output.index
+        if sample in self._reasoned:
+            return self._reasoned[sample]
+        ids, first = self._output_ids.setdefault(sample, []), output.completion_tokens
+        first -= len(output.token_ids)  # of the tokens that are new
+        ids[first:] = output.token_ids
         marker = self._batch.requests[index].reasoning_end or ""
         end = self._tokenizer.encode(marker, False) if self._tokenizer is not None else []
-        places = (i + len(end) for i in range(len(ids)) if ids[i : i + len(end)] == end)
-        return next(places, len(ids))
+        for i in range(max(0, first - len(end)), len(ids)):
+            if ids[i : i + len(end)] == end:
+                self._reasoned[sample] = i + len(end)
+                del self._output_ids[sample]
+                return i + len(end)
+        return len(ids)
 
     def _add_check(self, index: int, output: Output, meta: dict[str, Any]) -> None:
         """Tell of an answer that breaks a keyword of its schema which is not enforced."""

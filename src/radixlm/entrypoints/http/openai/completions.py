@@ -41,6 +41,7 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.native.response import last_hidden
+from radixlm.entrypoints.request_model import of_prompt
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
@@ -130,9 +131,8 @@ def _rid(body: CompletionRequest, index: int, count: int) -> str | None:
     """The id of one prompt's request: its own, or the call's with a number."""
     rid = body.rid
     if isinstance(rid, list):
-        if len(rid) != count:
-            raise InvalidRequest(f"rid has {len(rid)} entries for {count} prompts", "rid")
-        return rid[index]
+        own: str = of_prompt("rid", rid, index, count)
+        return own
     return rid if count == 1 or rid is None else f"{rid}-{index}"
 
 
