@@ -27,11 +27,26 @@ void Assignment::sort(int64_t tokens, int top_k, int experts) {
     first[0] = 0;
 }
 
+constexpr float LEAST = -std::numeric_limits<float>::infinity();
+
+// The first of the largest numbers, which becomes NaN: one that is NaN is not chosen again.
+static int take_largest(std::vector<float>& of) {
+    int best = -1;
+    for (int i = 0; i < int(of.size()); i++)
+        if (!std::isnan(of[size_t(i)]) && (best < 0 || of[size_t(i)] > of[size_t(best)])) best = i;
+    of[size_t(best)] = std::numeric_limits<float>::quiet_NaN();
+    return best;
+}
+// What experts are chosen by: where a score is not a number, each of them can still be chosen, and once.
+static void replace_nan(std::vector<float>& of) {
+    std::replace_if(of.begin(), of.end(), [](float x) { return std::isnan(x); }, LEAST);
+}
+
 static void mask_groups(const Route& r, float* pick) {
     const int each = r.experts / r.groups;
     std::vector<float> rating(size_t(r.groups));
     for (int g = 0; g < r.groups; g++) {
-        float a = -std::numeric_limits<float>::infinity(), b = a;
+        float a = LEAST, b = a;
         for (int i = 0; i < each; i++) {
             float v = pick[g * each + i];
             if (v > a)
@@ -49,21 +64,22 @@ static void mask_groups(const Route& r, float* pick) {
         keep[size_t(best)] = 1;
     }
     for (int i = 0; i < r.experts; i++)
-        if (!keep[size_t(i / each)]) pick[i] = -std::numeric_limits<float>::infinity();
+        if (!keep[size_t(i / each)]) pick[i] = LEAST;
 }
 
 static void route_sparsemixer(const Route& r, const float* logits, int32_t* ids, float* weights) {
     thread_local std::vector<float> left;
     left.assign(logits, logits + r.experts);
+    replace_nan(left);
     for (int j = 0; j < r.top_k; j++) {
-        const int best = int(std::max_element(left.begin(), left.end()) - left.begin());
-        const float top = left[size_t(best)];
-        float sum = 0;
+        const int best = ids[j] = take_largest(left);
+        const float top = logits[best];
+        float sum = 1;
         for (int i = 0; i < r.experts; i++)
-            if ((top - logits[i]) / std::max(std::abs(logits[i]), top) <= 2 * r.jitter)
-                sum += std::exp(left[size_t(i)] - top);
-        ids[j] = best, weights[j] = 1.0f / sum;
-        left[size_t(best)] = -std::numeric_limits<float>::infinity();
+            if (!std::isnan(left[size_t(i)]) &&
+                (top - logits[i]) / std::max(std::abs(logits[i]), top) <= 2 * r.jitter)
+                sum += std::exp(logits[i] - top);
+        weights[j] = 1.0f / sum;
     }
 }
 
@@ -81,14 +97,9 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
     pick = score;
     if (r.correction)
         for (int i = 0; i < r.experts; i++) pick[size_t(i)] += r.correction[i];
+    replace_nan(pick);
     if (r.groups > 1) mask_groups(r, pick.data());
-    for (int j = 0; j < r.top_k; j++) {
-        int best = 0;
-        for (int i = 1; i < r.experts; i++)
-            if (pick[size_t(i)] > pick[size_t(best)]) best = i;
-        ids[j] = best, weights[j] = score[size_t(best)];
-        pick[size_t(best)] = -std::numeric_limits<float>::infinity();
-    }
+    for (int j = 0; j < r.top_k; j++) ids[j] = take_largest(pick), weights[j] = score[size_t(ids[j])];
     if (r.score == RouterScore::SOFTMAX_TOPK) {
         float top = weights[0], sum = 0;
         for (int j = 1; j < r.top_k; j++) top = std::max(top, weights[j]);

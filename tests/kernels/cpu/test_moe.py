@@ -95,17 +95,14 @@ SPECS = [
     Moe(EXPERTS, 2, INNER, "silu", score="softmax_topk"),
     Moe(EXPERTS, 2, INNER, "silu", score="sigmoid", correction=True, groups=(4, 2), renorm=True),
     Moe(EXPERTS, 2, INNER, "silu", score="sigmoid", groups=(4, 2), group_score="max"),
+    Moe(EXPERTS, 2, INNER, "silu", score="sparsemixer", jitter=0.3),
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
+def in_a_program(spec: Moe, table: Tensor, router: Tensor, correction: Tensor | None, ids: Tensor,
+                 threads: int) -> Tensor:  # fmt: skip
+    """x + experts(x) / 2 of rows x of the table."""
     packed, *_ = make()
-    g = torch.Generator().manual_seed(4)
-    table, router = torch.randn(50, DIM, generator=g), torch.randn(EXPERTS, DIM, generator=g)
-    correction = torch.rand(EXPERTS, generator=g) if spec.correction else None
-    ids = torch.randint(0, 50, (33,), generator=g).int()
     head = linear.pack(torch.eye(DIM), None, "fp32")
     packed_router = linear.pack(router, None, "fp32")
     p = native().Program()
@@ -117,7 +114,7 @@ def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
     routing = struct(
         "Route", experts=EXPERTS, top_k=spec.top_k, renorm=spec.renorm, scale=spec.scale,
         score=getattr(native().RouterScore, spec.score.upper()), groups=groups,
-        groups_kept=groups_kept, group_top2=spec.group_score == "top2",
+        groups_kept=groups_kept, group_top2=spec.group_score == "top2", jitter=spec.jitter,
         correction=0 if correction is None else correction.data_ptr(),
     )  # fmt: skip
     p.moe(
@@ -126,15 +123,41 @@ def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
         part=None,
     )  # fmt: skip
     p.logits(x=x, w=head.handle, scale=1.0, softcap=0.0)
-    out, starts = torch.empty(33, DIM), torch.tensor([0, 33], dtype=torch.int32)
+    count = len(ids)
+    out, starts = torch.empty(count, DIM), torch.tensor([0, count], dtype=torch.int32)
     p.run(
         struct(
-            "Step", tokens=33, ids=ids.data_ptr(), positions=ids.data_ptr(), num_seqs=1,
-            query_start=starts.data_ptr(), kv_len=starts[1:].data_ptr(), num_rows=33,
+            "Step", tokens=count, ids=ids.data_ptr(), positions=ids.data_ptr(), num_seqs=1,
+            query_start=starts.data_ptr(), kv_len=starts[1:].data_ptr(), num_rows=count,
             logits=out.data_ptr(), ld_logits=DIM, threads=threads,
         )
     )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
+    g = torch.Generator().manual_seed(4)
+    table, router = torch.randn(50, DIM, generator=g), torch.randn(EXPERTS, DIM, generator=g)
+    correction = torch.rand(EXPERTS, generator=g) if spec.correction else None
+    ids = torch.randint(0, 50, (33,), generator=g).int()
+    out = in_a_program(spec, table, router, correction, ids, threads)
     hidden = table[ids.long()]
     weights, chosen = route(hidden @ router.T, correction, spec)
-    want = hidden + 0.5 * packed.run(hidden, weights, chosen)
+    want = hidden + 0.5 * make()[0].run(hidden, weights, chosen)
     assert float((out - want).abs().max() / want.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_tokens_that_are_nan_do_not_overflow_an_expert(spec: Moe) -> None:
+    """Their experts differ, as any token's: none has more rows than there are tokens."""
+    g = torch.Generator().manual_seed(5)
+    table, router = torch.randn(50, DIM, generator=g), torch.randn(EXPERTS, DIM, generator=g)
+    correction = torch.rand(EXPERTS, generator=g) if spec.correction else None
+    ids = torch.arange(600, dtype=torch.int32) % 50
+    want = in_a_program(spec, table, router, correction, ids, threads=2)
+    table[:45] = torch.nan
+    got = in_a_program(spec, table, router, correction, ids, threads=2)
+    is_nan = (ids < 45).bool()
+    assert bool(got[is_nan].isnan().all()) and torch.equal(got[~is_nan], want[~is_nan])
