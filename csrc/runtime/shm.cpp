@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace radix {
 
@@ -152,8 +153,11 @@ void CalledGroup::gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, in
         }
     ctx.barrier();
 }
+// An exception of Python can be thrown once; what follows it is lost as well.
 void CalledGroup::check() {
-    if (failure) std::rethrow_exception(failure);
+    if (!failure) return;
+    std::rethrow_exception(
+        std::exchange(failure, std::make_exception_ptr(RankLost("an earlier exchange has failed"))));
 }
 
 bool ShmGroup::begin() {
@@ -171,13 +175,13 @@ bool ShmGroup::publish(bool waiting) {
 
 template <class Write, class Read>
 void ShmGroup::exchange(const Ctx& ctx, bool reads, Write&& write, Read&& read) {
-    if (ctx.tid == 0) begin();
+    if (ctx.tid == 0) stands = begin();
     ctx.barrier();
-    if (!segment.lost()) write(slot(rank));
+    if (stands) write(slot(rank));
     ctx.barrier();
-    if (ctx.tid == 0 && !segment.lost()) publish(reads);
+    if (ctx.tid == 0) stands = stands && publish(reads);
     ctx.barrier();
-    if (reads && !segment.lost()) read();
+    if (reads && stands) read();
     ctx.barrier();
 }
 

@@ -118,6 +118,7 @@ class ShmGroup : public RankGroup {
     size_t offset, slot_bytes, common_bytes;
     double timeout_s;
     uint32_t round;
+    bool stands = false;  // nothing is lost yet, as the whole team sees it
     char* slot(int r) const { return segment.at(offset + (size_t(r) * 2 + (round & 1)) * slot_bytes); }
     bool begin();                // the own slot may be written
     bool publish(bool waiting);  // it has been; wait for the others'

@@ -60,8 +60,9 @@ def test_a_step_program_tells_a_lost_rank() -> None:
     program.all_gather(y=buffer, bounds=[0, 1, 2], group=groups[0].native)
     step = native().Step()
     step.tokens = 1
-    with pytest.raises(RankLost, match="a rank of 2 is lost"):
-        program.run(step)
+    for reason in ("a rank of 2 is lost", "an earlier exchange has failed"):
+        with pytest.raises(RankLost, match=reason):
+            program.run(step)
 
 
 def test_sums_are_added_in_rank_order() -> None:
