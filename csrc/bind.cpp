@@ -42,7 +42,6 @@ NB_MODULE(_cpu, m) {
     m.def("isa", [] { return std::string(kernels().name); });
     m.def("compiled_isas", &compiled_isas);
     m.def("supported_isas", &supported_isas);
-    m.def("processor_has", &processor_has);
     m.def("select_isa", &select_isa);
     m.def("measure", &measure, Release());
     m.def("advise_huge", &advise_huge);

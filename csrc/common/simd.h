@@ -37,8 +37,6 @@ extern "C" void __asan_storeN(void*, long);
 namespace radix {
 namespace RADIX_ISA {
 
-constexpr int LANES = 16;
-
 RADIX_INLINE float bits_to_float(uint32_t u) {
     float f;
     std::memcpy(&f, &u, 4);
@@ -99,6 +97,7 @@ RADIX_INLINE vf mul(vf a, vf b) { return {_mm512_mul_ps(a.v, b.v)}; }
 RADIX_INLINE vf div(vf a, vf b) { return {_mm512_div_ps(a.v, b.v)}; }
 RADIX_INLINE vf fma(vf a, vf b, vf c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 RADIX_INLINE vf fnma(vf a, vf b, vf c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+// Of vmax and vmin: where one is NaN, the second.
 RADIX_INLINE vf vmax(vf a, vf b) { return {_mm512_max_ps(a.v, b.v)}; }
 RADIX_INLINE vf vmin(vf a, vf b) { return {_mm512_min_ps(a.v, b.v)}; }
 RADIX_INLINE vf vabs(vf a) { return {_mm512_abs_ps(a.v)}; }
@@ -378,10 +377,10 @@ RADIX_INLINE void store_i8(int8_t* p, vf a) {
 #endif
 }
 
-// e^x, 1 ulp or so; exactly 1 at 0 and exactly 0 below -87.3 (and at -inf).
+// e^x, 1 ulp or so; exactly 1 at 0 and exactly 0 below -87.3 (and at -inf); NaN of NaN.
 RADIX_INLINE vf vexp(vf x) {
     vf low = set1(-87.3365f);
-    vf c = vmin(vmax(x, low), set1(88.7228f));
+    vf c = vmin(set1(88.7228f), vmax(low, x));
     vf n = vround(mul(c, set1(1.44269504088896341f)));
     n = vmin(n, set1(127.0f));
     vf r = fnma(n, set1(0.693359375f), c);
@@ -406,7 +405,7 @@ RADIX_INLINE float exp1(float x) { return first_lane(vexp(set1(x))); }
 RADIX_INLINE vf vsigmoid(vf x) { return div(set1(1.0f), add(set1(1.0f), vexp(sub(zero(), x)))); }
 RADIX_INLINE vf vtanh(vf x) {
     // odd polynomial near zero, where the exponential form cancels
-    vf ax = vmin(vabs(x), set1(20.0f));
+    vf ax = vmin(set1(20.0f), vabs(x));
     vf e = vexp(mul(ax, set1(2.0f)));
     vf big = sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
     vf z = mul(x, x);
@@ -471,25 +470,10 @@ RADIX_INLINE float load_scalar(const void* p, int dt, int64_t i) {
         default: return float(((const int8_t*)p)[i]);
     }
 }
-RADIX_INLINE void store_scalar(void* p, int dt, int64_t i, float x) {
-    switch (dt) {
-        case DT_F32: ((float*)p)[i] = x; break;
-        case DT_BF16: ((uint16_t*)p)[i] = float_to_bf16(x); break;
-        default: ((uint16_t*)p)[i] = float_to_f16(x); break;
-    }
-}
 RADIX_INLINE vf load_any(const void* p, int dt, int64_t i) {
     return dt == DT_F32    ? load((const float*)p + i)
            : dt == DT_BF16 ? load_bf16((const uint16_t*)p + i)
                            : load_f16((const uint16_t*)p + i);
-}
-RADIX_INLINE void store_any(void* p, int dt, int64_t i, vf a) {
-    if (dt == DT_F32)
-        store((float*)p + i, a);
-    else if (dt == DT_BF16)
-        store_bf16((uint16_t*)p + i, a);
-    else
-        store_f16((uint16_t*)p + i, a);
 }
 
 }  // namespace RADIX_ISA

@@ -40,7 +40,7 @@ static void above_normal(const MixArgs& a, float* y) {
     const vf limit = set1(mean + a.x_scale * deviation);
     for (int64_t i = 0; i < a.dim; i += 16) {
         const int n = lanes_at(i, a.dim);
-        store_n(y + i, vmax(sub(load_n(y + i, n), limit), zero()), n);
+        store_n(y + i, vmax(zero(), sub(load_n(y + i, n), limit)), n);
     }
 }
 
@@ -109,7 +109,7 @@ static void mix_row(const MixArgs& a, int64_t r) {
                 break;
             case MixKind::SCALE:
                 result = mul(v, set1(a.x_scale));
-                if (a.cap != 0.0f) result = vmin(vmax(result, set1(-a.cap)), set1(a.cap));
+                if (a.cap != 0.0f) result = vmin(set1(a.cap), vmax(set1(-a.cap), result));
                 break;
             case MixKind::SIGMOID_SCALE: result = mul(vsigmoid(v), set1(a.x_scale)); break;
             case MixKind::XIELU: {

@@ -15,7 +15,7 @@ namespace RADIX_ISA {
 
 constexpr float MOST_16 = 32639.0f;  // 127 * 256 + 127
 
-// 4 * WORDS finite numbers of a row, four to a word, and where the sums of their products begin.
+// 4 * WORDS numbers of a row, four to a word, and where the sums of their products begin.
 template <int WORDS>
 struct Halves {
     int32_t high[WORDS], low[WORDS];
@@ -26,7 +26,6 @@ struct Halves {
         vf largest = zero();
         for (const vf& v : x) largest = vmax(largest, vabs(v));
         const float most = lane_max(largest);
-        step = most / MOST_16;
         const vf inverse = set1(most > 1e-30f ? MOST_16 / most : 0.0f);
         vf sum = zero();
         for (int i = 0; i < WORDS / 4; i++) {
@@ -34,7 +33,9 @@ struct Halves {
             store_halves(whole, (int8_t*)high + i * 16, (int8_t*)low + i * 16);
             sum = add(sum, whole);
         }
-        start = int(-8u * uint32_t(int(lane_tree_sum(sum))));  // of NaN, too, without overflow
+        const float total = lane_tree_sum(sum);
+        step = most / MOST_16 + (total - total);  // NaN where x is not finite
+        start = int(-8u * uint32_t(int(total)));  // of NaN, too, without overflow
     }
 };
 using QueryGroup = Halves<GROUP_4 / 4>;  // 32 channels of a query

@@ -18,9 +18,9 @@ RADIX_INLINE vf activate(vf x, int act) {
         }
         case ACT_GELU_QUICK: return mul(x, vsigmoid(mul(x, set1(1.702f))));
         case ACT_TANH: return vtanh(x);
-        case ACT_RELU: return vmax(x, zero());
+        case ACT_RELU: return vmax(zero(), x);
         case ACT_RELU2: {
-            vf r = vmax(x, zero());
+            vf r = vmax(zero(), x);
             return mul(r, r);
         }
         default: return x;
@@ -34,12 +34,12 @@ RADIX_INLINE vf gated(vf gate, vf up, int act, GateLimit cut) {
     const bool is_oai = act == ACT_SWIGLU_OAI;
     const float limit = is_oai && cut.limit == 0.0f ? OAI_LIMIT : cut.limit;
     if (limit != 0.0f) {
-        if (!cut.after) gate = vmin(gate, set1(limit));
-        up = vmin(vmax(up, set1(-limit)), set1(limit));
+        if (!cut.after) gate = vmin(set1(limit), gate);
+        up = vmin(set1(limit), vmax(set1(-limit), up));
     }
     if (is_oai) return mul(mul(add(up, set1(1.0f)), gate), vsigmoid(mul(gate, set1(1.702f))));
     gate = activate(gate, act);
-    return mul(limit != 0.0f && cut.after ? vmin(gate, set1(limit)) : gate, up);
+    return mul(limit != 0.0f && cut.after ? vmin(set1(limit), gate) : gate, up);
 }
 
 // To an aligned place, past the caches where the processor can.

@@ -41,10 +41,14 @@ struct Quantised {
     int32_t* tile(int64_t t) const { return x + t * rows * planes * steps; }
 };
 
+// The largest magnitude; NaN where x is not finite, so that what has its scale is NaN.
 static float largest(const float* x, int64_t n) {
-    vf top = zero();
-    for (int64_t i = 0; i < n; i += 16) top = vmax(top, vabs(load_n(x + i, lanes_at(i, n))));
-    return lane_max(top);
+    vf top = zero(), nothing = zero();  // x * 0 is NaN where x is not finite
+    for (int64_t i = 0; i < n; i += 16) {
+        const vf v = load_n(x + i, lanes_at(i, n));
+        top = vmax(top, vabs(v)), nothing = fma(v, zero(), nothing);
+    }
+    return lane_max(top) + lane_tree_sum(nothing);
 }
 
 // Quantises x[k0, k1) of a span whose largest magnitude is `top`; put(k, bytes, n) takes up to sixteen

@@ -102,7 +102,7 @@ static void write_row(const AttnArgs& a, const Shape& s, const float* total, int
         factor = exp1(m - top);
         sum = sum * factor + exp1(sink - top);
     }
-    vf inverse = set1(sum > 0 ? factor / sum : 0.0f);
+    vf inverse = set1(sum == 0.0f ? 0.0f : factor / sum);  // nothing was seen
     float* out = a.out + token * a.ldo + int64_t(head) * s.v_dim;
     for (int i = 0; i < s.v_dim; i += 16)
         store_n(out + i, mul(load(total + i), inverse), lanes_at(i, s.v_dim));

@@ -84,7 +84,7 @@ static void decay_row(const DecayArgs& a, int64_t row) {
         if (a.floor != 0.0f) {
             v = mul(set1(a.floor), vsigmoid(mul(rate, v)));
         } else {
-            v = vmin(vmax(vsoftplus(v), set1(a.low)), set1(a.high));
+            v = vmin(set1(a.high), vmax(set1(a.low), vsoftplus(v)));
             if (a.step) store_n(a.step + row * a.lds + i, v, n);
             v = mul(rate, v);
         }

@@ -165,7 +165,7 @@ static bool may_use_tiles() {
 }
 #endif
 
-bool processor_has(const std::string& isa) {
+static bool processor_has(const std::string& isa) {
     if (isa == "portable") return true;
 #if defined(__x86_64__)
     __builtin_cpu_init();

@@ -2,7 +2,6 @@
 fp64 on every instruction set of this processor, and the same bits in prompts, chunks and
 decodes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,14 +24,6 @@ SHAPES = [  # heads, channels of a row, channels of a value
     (7, 50, 20),
     (100, 48, 40),
 ]
-
-
-@pytest.fixture(params=native().supported_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native().isa()
-    native().select_isa(request.param)
-    yield request.param
-    native().select_isa(before)
 
 
 def latents(shape: tuple[int, int, int], **kind: object) -> Case:

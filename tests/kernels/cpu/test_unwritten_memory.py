@@ -11,23 +11,14 @@ from tests.kernels.cpu.test_attention import Case, World
 
 from radixlm import Engine
 from radixlm.kernels.cpu import linear
-from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.ops import kv
 
 DIMS = (12, 20, 36, 80, 96)
 LENS = ((1, 1), (1, 70), (5, 5), (3, 130), (40, 100), (1, 600))
 
 
-@pytest.fixture(params=native().supported_isas())
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = native().isa()
-    native().select_isa(request.param)
-    yield
-    native().select_isa(before)
-
-
 @pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
-@pytest.mark.usefixtures("_isa")
+@pytest.mark.usefixtures("isa")
 def test_attention(dtype: torch.dtype) -> None:
     for dim in DIMS:
         world = World(Case(LENS, 6, 2, dim, dim, dtype=dtype))  # its other slots are NaN
@@ -40,7 +31,7 @@ def test_attention(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "bf16", "fp16", "int8wo", "w8a8"])
-@pytest.mark.usefixtures("_isa")
+@pytest.mark.usefixtures("isa")
 def test_linear_layers(fmt: str) -> None:
     for num_in in DIMS:
         packed = linear.pack(torch.randn(3 * num_in, num_in), None, fmt)
