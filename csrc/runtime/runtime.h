@@ -3,8 +3,12 @@
 #include <omp.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
+#if defined(__SANITIZE_THREAD__)
+#include <thread>
+#endif
 
 #include "../common/api.h"
 
@@ -13,7 +17,6 @@ namespace radix {
 const Kernels& kernels();                   // the table in use
 std::vector<std::string> supported_isas();  // what was compiled and this processor has, best first
 void select_isa(const std::string& name);   // throws std::invalid_argument
-bool processor_has(const std::string& isa);
 std::vector<std::string> compiled_isas();
 
 int max_threads();
@@ -32,6 +35,7 @@ Workspace& workspace();  // of the calling thread
 
 template <class F>
 void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
+    threads = std::clamp(threads, 1, MAX_THREADS);
     Workspace& space = workspace();
     space.reserve(shared_bytes, local_bytes, threads);
     Team team(threads, &space);
@@ -39,6 +43,14 @@ void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
         body(Ctx{&team, 0});
         return;
     }
+#if defined(__SANITIZE_THREAD__)
+    // The sanitizer does not see how OpenMP's threads wait for each other.
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; t++) others.emplace_back([&, t] { body(Ctx{&team, t}); });
+    body(Ctx{&team, 0});
+    for (std::thread& other : others) other.join();
+    return;
+#endif
 #pragma omp parallel num_threads(threads)
     {
         // A runtime that gives fewer threads than asked would leave the barrier waiting.
