@@ -26,7 +26,7 @@ def _run(
 ) -> Tensor:
     out = torch.empty(x.shape[0], dim) if out is None else out
     xa, ldx = rows_of(x, "x")
-    ya, ldy = rows_of(out, "out")
+    ya, ldy = rows_of(out, "out", (x.shape[0], dim))
     ext = native()
     cut = ext.GateLimit(*limit)
     ext.activation(xa, ldx, ya, ldy, x.shape[0], dim, code, is_gated, cut, 0)
@@ -43,7 +43,7 @@ def embedding(
         raise ValueError("table: must be contiguous")
     num_rows, dim = table_VD.shape
     out = torch.empty(ids.shape[0], dim) if out is None else out
-    ya, ldy = rows_of(out, "out")
+    ya, ldy = rows_of(out, "out", (ids.shape[0], dim))
     native().embed(
         ids.data_ptr(), ids.shape[0], table_VD.data_ptr(), dtype_code(table_VD.dtype, "table"),
         num_rows, dim, scale, ya, ldy,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu.cache import CacheShape
+from radixlm.kernels.cpu.checks import expect, vector
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.kv import INT4
 
@@ -32,8 +33,8 @@ class PagedAttention:
         if num_heads % cache.kv_heads:
             raise ValueError(f"{num_heads} query heads over {cache.kv_heads} KV heads")
         self.num_heads, self.cache = num_heads, cache
-        self._sinks = None if sinks_H is None else sinks_H.detach().float().contiguous()
-        self._slopes = None if slopes_H is None else slopes_H.detach().float().contiguous()
+        self._sinks = vector(sinks_H, num_heads, "sinks")
+        self._slopes = vector(slopes_H, num_heads, "slopes")
         self.handle = native().Attention(
             num_heads, cache.kv_heads, cache.k_dim, cache.v_dim, cache.page_size,
             cache.code, scale, window, chunk, softcap,
@@ -64,20 +65,21 @@ class PagedAttention:
         """float32 [T, H, V]. Queries of sequence s are rows query_start[s] .. query_start[s + 1]
         and its last tokens; kv_len counts them. int32 tables. ``tree_mask`` (uint8 [T, N]): which
         new tokens of its sequence a query sees; older ones are all seen."""
-        if q_THD.dtype != torch.float32 or q_THD.stride(2) != 1 or q_THD.ndim != 3:
-            raise ValueError("q: expected float32 [T, H, D] with contiguous rows")
-        if q_THD.stride(1) != q_THD.shape[2] or tuple(q_THD.shape[1:]) != (
-            self.num_heads, self.cache.k_dim,
-        ):  # fmt: skip
-            raise ValueError(f"q: unexpected shape {tuple(q_THD.shape)}")
-        for name, table in (
-            ("page_table", page_table_SP), ("query_start", query_start_S1), ("kv_len", kv_len_S),
-        ):  # fmt: skip
-            if table.dtype != torch.int32 or (table.numel() and table.stride(-1) != 1):
-                raise TypeError(f"{name}: expected int32 with contiguous rows, got {table.dtype}")
-        self.cache.fields(k_cache, v_cache)
+        heads, cache, num_seqs = self.num_heads, self.cache, kv_len_S.shape[0]
+        num_tokens = q_THD.shape[0]
+        expect(q_THD, torch.float32, (-1, heads, cache.k_dim), "q")
+        expect(page_table_SP, torch.int32, (num_seqs, -1), "page_table")
+        expect(query_start_S1, torch.int32, (num_seqs + 1,), "query_start")
+        expect(kv_len_S, torch.int32, (num_seqs,), "kv_len")
+        cache.fields(k_cache, v_cache)
         if out is None:
-            out = torch.empty(q_THD.shape[0], self.num_heads, self.cache.v_dim)
+            out = torch.empty(num_tokens, heads, cache.v_dim)
+        expect(out, torch.float32, (num_tokens, heads, cache.v_dim), "out")
+        for name, x in (("q", q_THD), ("out", out)):
+            if heads > 1 and x.stride(1) != x.shape[2]:
+                raise ValueError(f"{name}: heads must follow one another")
+        if tree_mask_TN is not None:
+            expect(tree_mask_TN, torch.uint8, (num_tokens, -1), "tree_mask")
         self.handle.run(
             q_THD.data_ptr(), q_THD.stride(0), out.data_ptr(), out.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), page_table_SP.data_ptr(),

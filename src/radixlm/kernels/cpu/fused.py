@@ -144,7 +144,7 @@ class NativeTied(NativeLinear):
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """See kernels/ops/embedding.py."""
-        return self.packed.embed(ids_T.int(), scale).to(dtype)
+        return self.packed.embed(ids_T.int().contiguous(), scale).to(dtype)
 
 
 @implements("pack_tied", name=NAME, device="cpu")

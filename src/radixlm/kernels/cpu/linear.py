@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
+from radixlm.kernels.cpu.checks import dtype_code, expect, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.fp8 import emulate_fp8, is_fp8
 from radixlm.kernels.ops.quantized import (
@@ -279,19 +279,17 @@ class PackedLinear:
         x, ldx = rows_of(x_MK, "x")
         if out is None:
             out = torch.empty(x_MK.shape[0], self.out_features)
-        if out.shape != (x_MK.shape[0], self.out_features):
-            raise ValueError(f"out has shape {tuple(out.shape)}")
-        y, ldy = rows_of(out, "out")
-        r, ldr = (0, 0) if residual is None else rows_of(residual, "residual")
+        shape = x_MK.shape[0], self.out_features
+        y, ldy = rows_of(out, "out", shape)
+        r, ldr = (0, 0) if residual is None else rows_of(residual, "residual", shape)
         self.handle.run(x, ldx, x_MK.shape[0], y, ldy, r, ldr, out_scale, code, 0, num_threads)
         return out
 
     def embed(self, ids_T: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
         """Rows ``ids`` (int32) of the weight as float32 [T, K], times ``scale``: a tied table."""
-        if ids_T.dtype != torch.int32:
-            raise TypeError(f"ids: expected int32, got {ids_T.dtype}")
+        expect(ids_T, torch.int32, (-1,), "ids")
         out = torch.empty(ids_T.shape[0], self.num_in) if out is None else out
-        y, ldy = rows_of(out, "out")
+        y, ldy = rows_of(out, "out", (ids_T.shape[0], self.num_in))
         self.handle.embed(ids_T.data_ptr(), ids_T.shape[0], y, ldy, scale)
         return out
 

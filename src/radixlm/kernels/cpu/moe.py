@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu.checks import rows_of
+from radixlm.kernels.cpu.checks import expect, rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
 from radixlm.kernels.cpu.lora import NativeLoraRows
@@ -32,7 +32,7 @@ class Experts:
         if not all(up.is_paired == is_gated for up in ups):
             raise ValueError("gated experts, and no others, need paired gate and up weights")
         self._weights = (tuple(ups), tuple(downs))  # the extension knows addresses only
-        self.num_experts, self.dim = len(ups), downs[0].num_out
+        self.num_experts, self.num_in, self.dim = len(ups), ups[0].num_in, downs[0].num_out
         code = act_code(f"{act}_mul" if is_gated else act, is_gated)
         ext = native()
         self.handle = ext.Experts(
@@ -53,10 +53,11 @@ class Experts:
         a part of the experts."""
         rows = None if lora is None else cast(NativeLoraRows, lora.rows).address
         x_TD = x_TD.float().contiguous()
-        x, ldx = rows_of(x_TD, "x")
+        x, ldx = rows_of(x_TD, "x", (len(ids_TK), self.num_in))
         out = torch.empty(x_TD.shape) if part else torch.empty(x_TD.shape[0], self.dim)
         ids = ids_TK.to(torch.int32).contiguous()
         weights = weights_TK.to(torch.float32).contiguous()
+        expect(weights, torch.float32, ids.shape, "weights")
         self.handle.run(
             x, ldx, x_TD.shape[0], ids.data_ptr(), weights.data_ptr(), ids.shape[1],
             out.data_ptr(), out.shape[1], num_threads, rows or 0, -1 if lora is None else lora.site,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu.checks import rows_of
+from radixlm.kernels.cpu.checks import expect, rows_of
 from radixlm.kernels.cpu.extension import address, native
 
 
@@ -12,14 +12,12 @@ def _norm(
     eps: float, offset: float, is_layer: bool, out: Tensor | None, num_threads: int,
 ) -> Tensor:  # fmt: skip
     for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is None:
-            continue
-        if vector.shape != x.shape[1:] or vector.dtype != torch.float32:
-            raise ValueError(f"{name}: expected float32 {tuple(x.shape[1:])}, got {vector.shape}")
+        if vector is not None:
+            expect(vector, torch.float32, x.shape[1:], name)
     out = torch.empty(x.shape) if out is None else out
     xa, ldx = rows_of(x, "x")
-    ra, ldr = (0, 0) if residual is None else rows_of(residual, "residual")
-    ya, ldy = rows_of(out, "out")
+    ra, ldr = (0, 0) if residual is None else rows_of(residual, "residual", x.shape)
+    ya, ldy = rows_of(out, "out", x.shape)
     native().norm(
         xa, ldx, ra, ldr, address(weight), address(bias), ya, ldy, x.shape[0], x.shape[1],
         eps, offset, 1.0, is_layer, num_threads,

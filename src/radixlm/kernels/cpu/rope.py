@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu.cache import CacheShape, shape_of
-from radixlm.kernels.cpu.checks import int32
+from radixlm.kernels.cpu.checks import expect, int32
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -20,27 +20,36 @@ def norm_fields(norm: QkNorm | None) -> tuple[int, int, int, float, float, int, 
     if norm is None:
         return NO_NORM
     return (
-        NORM_CODE[norm.kind], norm.q_weight.data_ptr(), norm.k_weight.data_ptr(), norm.eps, 0.0,
-        int(norm.is_layer_norm), address(norm.q_bias), address(norm.k_bias),
+        NORM_CODE[norm.kind], _weight(norm.q_weight), _weight(norm.k_weight), norm.eps, 0.0,
+        int(norm.is_layer_norm), _weight(norm.q_bias), _weight(norm.k_bias),
     )  # fmt: skip
 
 
-def _heads(x: Tensor, name: str, is_dense: bool = True) -> tuple[int, int]:
-    if x.dtype != torch.float32 or x.ndim != 3 or (x.shape[2] > 1 and x.stride(2) != 1):
-        raise ValueError(f"{name}: expected float32 [T, heads, D] with contiguous rows")
+def _weight(x: Tensor | None) -> int:
+    if x is not None and (x.dtype != torch.float32 or not x.is_contiguous()):
+        raise ValueError(f"norm: expected contiguous float32 weights, got {x.dtype}")
+    return address(x)
+
+
+def _heads(
+    x: Tensor, name: str, shape: tuple[int, int, int], is_dense: bool = True
+) -> tuple[int, int]:
+    expect(x, torch.float32, shape, name)
     if is_dense and x.shape[1] > 1 and x.stride(1) != x.shape[2]:
         raise ValueError(f"{name}: heads must follow one another")
     return x.data_ptr(), x.stride(0)
 
 
 def _rope_fields(
-    cos_sin: Tensor | None, positions: Tensor | None, interleaved: bool
+    cos_sin: Tensor | None, positions: Tensor | None, interleaved: bool, x_THD: Tensor
 ) -> tuple[int, int, int, int]:
     if cos_sin is None:
         return NO_ROPE
-    if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
-        raise ValueError("cos_sin: expected contiguous float32 [positions, R]")
-    return cos_sin.data_ptr(), address(positions), int(cos_sin.shape[1]), int(interleaved)
+    expect(cos_sin, torch.float32, (-1 if positions is not None else len(x_THD), -1), "cos_sin")
+    rotary = int(cos_sin.shape[1])
+    if not cos_sin.is_contiguous() or rotary % 2 or rotary > x_THD.shape[2]:
+        raise ValueError(f"cos_sin: expected contiguous rows of heads, got {tuple(cos_sin.shape)}")
+    return cos_sin.data_ptr(), address(positions), rotary, int(interleaved)
 
 
 def apply(
@@ -64,14 +73,14 @@ def prepare(
     interleaved: bool = False,
 ) -> None:
     """Norm, then rotate q and k in place."""
-    positions = None if positions_T is None else int32(positions_T, "positions")
-    q, ldq = _heads(q_THD, "q", is_dense=False)
-    k, ldk = (0, 0) if k_TKD is None else _heads(k_TKD, "k")
     tokens, heads, dim = q_THD.shape
+    positions = None if positions_T is None else int32(positions_T, "positions", tokens)
+    q, ldq = _heads(q_THD, "q", (-1, -1, -1), is_dense=False)
+    k, ldk = (0, 0) if k_TKD is None else _heads(k_TKD, "k", (tokens, -1, dim))
     kv_heads = 0 if k_TKD is None else k_TKD.shape[1]
     native().store(
         (q, ldq, k, ldk, 0, 0), (tokens, heads, kv_heads, dim, dim, q_THD.stride(1)),
-        norm_fields(norm), _rope_fields(cos_sin, positions, interleaved), 0, NO_CACHE, 0,
+        norm_fields(norm), _rope_fields(cos_sin, positions, interleaved, q_THD), 0, NO_CACHE, 0,
     )  # fmt: skip
 
 
@@ -87,9 +96,9 @@ def latent_store(
     latent_TKC: Tensor, shape: CacheShape, cache: tuple[Tensor, Tensor], slots_T: Tensor
 ) -> None:
     """``kv_store`` of a latent cache, whose rows are key and value at once."""
-    slots = int32(slots_T, "slots")
-    k, ldk = _heads(latent_TKC, "latent")
     tokens, kv_heads, dim = latent_TKC.shape
+    slots = int32(slots_T, "slots", tokens)
+    k, ldk = _heads(latent_TKC, "latent", (tokens, shape.kv_heads, shape.k_dim))
     native().store(
         (0, 0, k, ldk, 0, 0), (tokens, 0, kv_heads, dim, shape.v_dim, 0),
         NO_NORM, NO_ROPE, address(slots), shape.fields(*cache), 0,
@@ -110,15 +119,16 @@ def qk_norm_rope_store(
     heavy: int = 0,
 ) -> None:
     """Norm and rotate q and k in place (views of one qkv row are fine), store k and v."""
-    slots = int32(slots_T, "slots")
-    positions = None if positions_T is None else int32(positions_T, "positions")
-    q, ldq = (0, 0) if q_THD is None else _heads(q_THD, "q", is_dense=False)
-    k, ldk = _heads(k_TKD, "k")
-    v, ldv = _heads(v_TKV, "v")
-    heads, stride = (0, 0) if q_THD is None else (q_THD.shape[1], q_THD.stride(1))
     tokens, kv_heads, dim = k_TKD.shape
+    slots = int32(slots_T, "slots", tokens)
+    positions = None if positions_T is None else int32(positions_T, "positions", tokens)
+    q, ldq = (0, 0) if q_THD is None else _heads(q_THD, "q", (tokens, -1, dim), is_dense=False)
+    shape = shape_of(cache[0], dim, v_TKV.shape[2])
+    k, ldk = _heads(k_TKD, "k", (tokens, shape.kv_heads, dim))
+    v, ldv = _heads(v_TKV, "v", (tokens, shape.kv_heads, shape.v_dim))
+    heads, stride = (0, 0) if q_THD is None else (q_THD.shape[1], q_THD.stride(1))
     native().store(
         (q, ldq, k, ldk, v, ldv), (tokens, heads, kv_heads, dim, v_TKV.shape[2], stride),
-        norm_fields(norm), _rope_fields(cos_sin, positions, interleaved),
-        address(slots), (*shape_of(cache[0], dim, v_TKV.shape[2]).fields(*cache), heavy), 0,
+        norm_fields(norm), _rope_fields(cos_sin, positions, interleaved, k_TKD),
+        address(slots), (*shape.fields(*cache), heavy), 0,
     )  # fmt: skip

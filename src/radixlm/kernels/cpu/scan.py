@@ -5,19 +5,16 @@ contiguous."""
 import torch
 from torch import Tensor
 
+from radixlm.kernels.cpu.checks import expect
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import implements
 
 SELECTIVE, DECAYED, DELTA = range(3)
 
 
-def _input(x_BLHX: Tensor, name: str, width: int) -> tuple[int, int, int, int]:
+def _input(x_BLHX: Tensor, name: str, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """(address, numbers to the next sequence, token, head)."""
-    if x_BLHX.dtype != torch.float32 or x_BLHX.device.type != "cpu":
-        raise TypeError(f"{name}: expected float32 on the cpu, got {x_BLHX.dtype}")
-    if x_BLHX.ndim != 4 or x_BLHX.shape[3] != width or (width > 1 and x_BLHX.stride(3) != 1):
-        raise ValueError(f"{name}: expected [B, L, H, {width}], got {tuple(x_BLHX.shape)}")
-    sequence, token, head, _ = x_BLHX.stride()
+    sequence, token, head, _ = expect(x_BLHX, torch.float32, shape, name).stride()
     return x_BLHX.data_ptr(), sequence, token, head
 
 
@@ -26,9 +23,13 @@ def _run(
     decays: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     v_BLHP = inputs["v"][0]
+    batch, tokens, heads, values = v_BLHP.shape
     out, after = torch.empty(v_BLHP.shape), state.contiguous()
-    tensors = [_input(x, name, width) for name, (x, width) in inputs.items()]
-    sizes = [*v_BLHP.shape[:3], keys, v_BLHP.shape[3]]
+    expect(after.view(-1), torch.float32, (batch * heads * keys * values,), "state")
+    tensors = [
+        _input(x, name, (batch, tokens, heads, width)) for name, (x, width) in inputs.items()
+    ]
+    sizes = [batch, tokens, heads, keys, values]
     native().scan(
         kind, sizes, decays, tensors, 0 if a is None else a.data_ptr(), after.data_ptr(),
         out.data_ptr(), 0,
@@ -91,7 +92,8 @@ def selective_scan(
     channels, size = a_CN.shape
     x, dt, b, c = (t[:, :, None] for t in (x_BLC, dt_BLC, b_BLN, c_BLN))
     inputs = {"q": (c, size), "k": (b, size), "v": (x, channels), "decay": (dt, channels)}
-    y_BLHP, state = _run(SELECTIVE, inputs, size, a_CN.contiguous(), state_BCN)
+    a_CN = expect(a_CN.contiguous(), torch.float32, (channels, size), "a")
+    y_BLHP, state = _run(SELECTIVE, inputs, size, a_CN, state_BCN)
     return y_BLHP[:, :, 0], state
 
 
