@@ -154,6 +154,8 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
             acc[r][0] = acc[r][1] = start;
         }
+        for (int64_t r = ROWS * g / q.groups; r < ROWS * (g + 1) / q.groups; r++)
+            prefetch_outputs(a, t * q.rows + r, panel);
         nibble_products<ROWS, FP4>(w, x, g * per, (g + 1) * per, ahead, acc);
         for (int c = 0; c < 2; c++) {
             const int64_t at = (panel * q.groups + g) * PANEL + c * 16;
