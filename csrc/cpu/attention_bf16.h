@@ -39,6 +39,7 @@ struct ScoreOperands {
     const uint32_t* k;
     int k_pad, n;
     float* p;  // [n][64]
+    int first_step, last_step;  // of the block's two steps of 32 tokens: what some row sees
 };
 struct SumOperands {
     const BlockItem* items;  // those whose weights are not added up yet
@@ -168,7 +169,10 @@ class Bf16Block {
     void find_maxima(BlockItem& g);
     void raise(const BlockItem& g, int r, float top);
     void softmax_item(BlockItem& g);
-    void score(const BlockItem& g) { Products::scores({q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p}); }
+    void score(const BlockItem& g) {
+        Products::scores(
+            {q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p, g.first_step, g.last_step});
+    }
     void weigh() {
         if (num_pending)
             Products::sums(

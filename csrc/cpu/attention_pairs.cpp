@@ -16,9 +16,10 @@ struct PairProducts {
 
     static void open(int) {}
     static void close() {}
+    // What no row of them sees is masked, whatever its scores are.
     static void scores(const ScoreOperands& o) {
         each_rows(o.n, [&](int r0, auto rows) {
-            for (int t = 0; t < TILES; t += 2) scores_of<rows.value>(o, r0, t);
+            for (int step = o.first_step; step <= o.last_step; step++) scores_of<rows.value>(o, r0, 2 * step);
         });
     }
     static void sums(const SumOperands& o) {

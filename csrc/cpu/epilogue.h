@@ -95,9 +95,29 @@ static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_
         store_n(a.y + row * a.ldy + col, g, left < 16 ? int(left) : 16);
 }
 
+// Gates and ups as most models have them: the arithmetic of finish_general without its choices.
+static __attribute__((noinline)) void finish_silu(const LinearArgs& a, int64_t row, int64_t panel, vf u,
+                                                  vf v) {
+    const int64_t at = panel * PANEL;
+    if (a.w.scale && a.w.format == W_INT8)
+        u = mul(u, load(a.w.scale + at)), v = mul(v, load(a.w.scale + at + 16));
+    if (a.w.bias) u = add(u, load(a.w.bias + at)), v = add(v, load(a.w.bias + at + 16));
+    store(a.y + row * a.ldy + panel * 16, mul(mul(u, vsigmoid(u)), v));
+}
+
+// Rows of y are far apart: a tile asks for its places of them while it multiplies.
+RADIX_INLINE void prefetch_outputs(const LinearArgs& a, int64_t row, int64_t panel) {
+    const float* y = a.y + row * a.ldy + panel * (a.w.paired ? 16 : PANEL);
+    __builtin_prefetch(y, 1);
+    if (!a.w.paired) __builtin_prefetch(y + 16, 1);
+}
+
 RADIX_INLINE void finish(const LinearArgs& a, int64_t row, int64_t panel, vf u, vf v) {
     const int64_t at = panel * PANEL;
-    if (a.act == ACT_NONE && a.out_scale == 1.0f && at + PANEL <= a.w.n && !a.w.paired) {
+    const bool is_whole = a.out_scale == 1.0f && at + PANEL <= a.w.n;
+    if (is_whole && a.w.paired && a.act == ACT_SILU && a.w.limit.limit == 0.0f && !a.streams)
+        return finish_silu(a, row, panel, u, v);
+    if (is_whole && a.act == ACT_NONE && !a.w.paired) {
         // The same arithmetic as below for the usual case, inline.
         if (a.w.format == W_INT8) u = mul(u, load(a.w.scale + at)), v = mul(v, load(a.w.scale + at + 16));
         if (a.w.bias) u = add(u, load(a.w.bias + at)), v = add(v, load(a.w.bias + at + 16));

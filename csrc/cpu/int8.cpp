@@ -85,14 +85,19 @@ RADIX_INLINE void add_nibbles(const uint32_t* w, const int32_t* x, vi (&acc)[ROW
 }
 #endif
 
-// acc += x * w of steps [0, steps), four k each; ahead(s) prefetches at step s. x is
-// signed or w is: the other one holds unsigned bytes where the instruction wants them.
-template <int ROWS, bool SIGNED_X, class Ahead>
+// acc += x * w of steps [0, steps), four k each; ahead(s) prefetches at step s, outputs(r) once for each
+// row, evenly among them. x is signed or w is: the other one holds unsigned bytes where the instruction
+// wants them.
+template <int ROWS, bool SIGNED_X, class Ahead, class Outputs>
 RADIX_INLINE void byte_products(const int8_t* w, const int32_t* x, int64_t steps, Ahead ahead,
-                                vi (&acc)[ROWS][2]) {
-    for (int64_t s = 0; s < steps; s++) {
-        ahead(s);
-        add_bytes<ROWS, SIGNED_X>(w + s * 128, x + s * ROWS, acc);
+                                Outputs outputs, vi (&acc)[ROWS][2]) {
+    int64_t s = 0;
+    for (int r = 0; r < ROWS; r++) {
+        outputs(r);
+        for (const int64_t end = steps * (r + 1) / ROWS; s < end; s++) {
+            ahead(s);
+            add_bytes<ROWS, SIGNED_X>(w + s * 128, x + s * ROWS, acc);
+        }
     }
 }
 
@@ -103,7 +108,11 @@ static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64
     vi acc[ROWS * PLANES][2];
     for (int r = 0; r < ROWS * PLANES; r++) acc[r][0] = acc[r][1] = vi_zero();
     byte_products<ROWS * PLANES, false>(
-        w, q.tile(t), q.steps, [&](int64_t s) RADIX_KEPT { ahead.prefetch(w, s); }, acc);
+        w, q.tile(t), q.steps, [&](int64_t s) RADIX_KEPT { ahead.prefetch(w, s); },
+        [&](int r) RADIX_KEPT {
+            if (r < ROWS) prefetch_outputs(a, t * q.rows + r, panel);
+        },
+        acc);
     for (int r = 0; r < ROWS; r++) {
         vf out[2];
         for (int h = 0; h < 2; h++) {
@@ -145,6 +154,8 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
             acc[r][0] = acc[r][1] = start;
         }
+        for (int64_t r = ROWS * g / q.groups; r < ROWS * (g + 1) / q.groups; r++)
+            prefetch_outputs(a, t * q.rows + r, panel);
         nibble_products<ROWS, FP4>(w, x, g * per, (g + 1) * per, ahead, acc);
         for (int c = 0; c < 2; c++) {
             const int64_t at = (panel * q.groups + g) * PANEL + c * 16;
@@ -240,7 +251,11 @@ static void tile_wide(const LinearArgs& a, const Quantised& q, int64_t t, int64_
         for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = vi_set1(int32_t(float_to_bits(xe[r])));
         const int64_t left = (a.w.k - s * a.w.span) / 4, steps = left < a.w.span / 4 ? left : a.w.span / 4;
         byte_products<ROWS, true>(
-            w, x, steps, [&](int64_t i) RADIX_KEPT { __builtin_prefetch(next + i * stride, 0, 2); }, acc);
+            w, x, steps, [&](int64_t i) RADIX_KEPT { __builtin_prefetch(next + i * stride, 0, 2); },
+            [&](int r) RADIX_KEPT {
+                if (s + 1 == q.spans) prefetch_outputs(a, t * q.rows + r, panel);
+            },
+            acc);
         w += steps * 128, x += steps * ROWS, next += steps * stride;
         for (int h = 0; h < 2; h++) {
             const vf scale = load(a.w.scale + (panel * q.spans + s) * PANEL + h * 16);

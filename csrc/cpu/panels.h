@@ -96,14 +96,18 @@ static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const
         acc[r][0] = first ? zero() : load(c + r * 32);
         acc[r][1] = first ? zero() : load(c + r * 32 + 16);
     }
-    RADIX_UNROLL(4)
-    for (int64_t k = 0; k < kn; k++) {
-        vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
-        RADIX_UNROLL(12)
-        for (int r = 0; r < ROWS; r++) {
-            vf xv = set1(x[k * ROWS + r]);
-            acc[r][0] = Step::add(acc[r][0], xv, u);
-            acc[r][1] = Step::add(acc[r][1], xv, v);
+    int64_t k = 0;
+    for (int part = 0; part < ROWS; part++) {
+        if (last) prefetch_outputs(a, row0 + part, panel);
+        RADIX_UNROLL(4)
+        for (const int64_t end = kn * (part + 1) / ROWS; k < end; k++) {
+            vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
+            RADIX_UNROLL(12)
+            for (int r = 0; r < ROWS; r++) {
+                vf xv = set1(x[k * ROWS + r]);
+                acc[r][0] = Step::add(acc[r][0], xv, u);
+                acc[r][1] = Step::add(acc[r][1], xv, v);
+            }
         }
     }
     for (int r = 0; r < ROWS; r++) {
