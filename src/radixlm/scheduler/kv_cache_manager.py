@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.record import Record, replace
 from radixlm.memory.check import Holding, check, repair
@@ -286,8 +287,10 @@ class KVCacheManager:
         not enough."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
+        if not self._add_states(request, num_tokens):
+            return False
         if need <= 0:
-            return self._add_states(request, num_tokens)
+            return True
         if need > self.pages.num_free:
             self.reservations.make_room(need)
         rows = self._alloc(first, need, num_tokens)
@@ -297,12 +300,23 @@ class KVCacheManager:
         self.changes.add_rows(request.slot, first, *rows)
         return True
 
+    def needs_page(self, slots: Int64Array) -> NDArray[np.bool_]:
+        """Which of these slots have no page for their next token, or for the state after it: rows
+        that hold pages ahead for drafts hold few states there."""
+        table = self.table
+        position = table.num_computed[slots]
+        is_full: NDArray[np.bool_] = position >= table.num_allocated[slots]
+        if self.window is not None and self.window.is_state:
+            columns = np.minimum(position // self.page_size, table.window.shape[1] - 1)
+            is_full |= table.window[slots, columns] == NULL_PAGE
+        return is_full
+
     def allocate_next_page(self, slots: Int64Array) -> bool:
-        """Allocate one page more for each of these slots, whose pages are full; False if there are
-        not enough for all."""
+        """Allocate what ``needs_page`` tells of these slots; False if there is not enough for all.
+        """
         if self.window is not None:
             requests = map(self.request_in, slots.tolist())
-            return all(self.allocate(request, request.num_allocated + 1) for request in requests)
+            return all(self.allocate(request, request.num_computed + 1) for request in requests)
         if len(slots) > self.pages.num_free:
             self.reservations.make_room(len(slots))
         pages = self.pages.alloc(len(slots))
@@ -332,14 +346,15 @@ class KVCacheManager:
         request.num_allocated = keep * self.page_size
 
     def _add_states(self, request: Request, num_tokens: int) -> bool:
-        """Allocate the pages of states that a step up to ``num_tokens`` writes, in a row that has
-        pages further ahead; False if there are not enough."""
+        """Allocate the pages of states that a step up to ``num_tokens`` writes, where the row has
+        pages already; False if there are not enough."""
         window, size = self.window, self.page_size
         if window is None or not window.is_state:
             return True
         for end in (num_tokens // size * size, num_tokens):
             column = (end - 1) // size
-            if end <= request.num_computed or request.window[column] != NULL_PAGE:
+            is_there = request.num_computed < end <= request.num_allocated
+            if not is_there or request.window[column] != NULL_PAGE:
                 continue
             page = self.drafts.allocate_state()
             if page is None:
