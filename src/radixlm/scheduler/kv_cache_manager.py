@@ -66,7 +66,7 @@ class KVCacheManager:
         self.min_tail = min_tail
         second = window.pages if window is not None else None
         self.changes = PageChanges(window is not None)
-        self.reservations = Reservations(pages, second, prefix_cache)
+        self.reservations = Reservations(pages, second, prefix_cache, self.changes)
         has_states = window is not None and window.is_state
         self.drafts = DraftPages(
             (pages,) if second is None else (pages, second),
@@ -171,7 +171,7 @@ class KVCacheManager:
         tail = self._find_tail(request, match, limit)
         self.prefix_cache.lock(match.handle)
         need = self.pages_for(request.prefill_len + 1) - len(match.pages)
-        fits = need + spare_pages <= self.num_available and self._window_fits(request)
+        fits = need + spare_pages <= self.num_available and self._window_fits(request, match)
         slot = self.slots.alloc() if fits else None
         if slot is None:
             self.prefix_cache.unlock(match.handle)
@@ -265,13 +265,15 @@ class KVCacheManager:
             request.handle, ids, page, request.namespace, window_page
         )
 
-    def _window_fits(self, request: Request) -> bool:
-        """Whether window pages for the window and one page more can be allocated."""
+    def _window_fits(self, request: Request, match: Match) -> bool:
+        """Whether window pages for the window and one page more can be allocated, or all that the
+        cached prefix, which is locked, leaves."""
         if self.window is None:
             return True
+        pool, num_locked = self.window.pages, np.count_nonzero(match.window_pages)
         need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
-        need = max(need, self.max_span_pages(request))
-        return need <= self.window.pages.num_free + self.prefix_cache.num_window_evictable
+        need = min(max(need, self.max_span_pages(request)), pool.num_total - num_locked)
+        return bool(need <= pool.num_free + self.prefix_cache.num_window_evictable)
 
     def max_span_pages(self, request: Request) -> int:
         """Window pages for the longest span of tokens that attend to each other: such a span is
