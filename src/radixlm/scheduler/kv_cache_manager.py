@@ -137,8 +137,7 @@ class KVCacheManager:
 
     def pages_of_prompts(self) -> int:
         """Pages that the prompts of running requests still need."""
-        slots = [request.slot for request in self.requests if request is not None]
-        table = self.table
+        table, slots = self.table, self.slots.used()
         missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
         return self.pages_for(int(missing.sum()))
 
