@@ -57,6 +57,8 @@ def test_dead_pages_are_freed_once_and_cached_ones_never():
     assert table.take_dead(row, 10, start_page=5).tolist() == []
     assert row.tolist() == [0, 0, 0, 4, 5, 6]
     assert table.take_dead(row, 99).tolist() == [4, 5, 6]
+    few = ids(1, 0, 3, 0, 5, 6)  # states of some pages
+    assert table.take_dead(few, 12).tolist() == [1, 3] and few.tolist() == [0, 0, 0, 0, 5, 6]
 
 
 def test_a_group_needs_a_window():

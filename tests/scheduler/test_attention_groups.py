@@ -137,3 +137,11 @@ def test_figures_are_of_all_groups_and_a_leak_is_mended() -> None:
     manager.repair([])
     assert manager.find_violations([]) == []
     assert manager.parts[1].slots.num_free == bench.executor.per_group
+
+
+def test_pages_for_prompts_are_kept_in_their_own_group() -> None:
+    bench = SchedulerHarness(groups=2, step_tokens=4)
+    bench.submit("a", list(range(1, 41)), 2)
+    bench.tick()
+    parts = bench.kv_manager.parts
+    assert [part.pages_of_prompts() for part in parts] == [9, 0]

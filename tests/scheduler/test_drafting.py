@@ -4,18 +4,21 @@ the pages are those of the run without it."""
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from radixlm.base.record import replace
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.speculative.drafter import NOTHING
+from radixlm.step.result import Proposals, StepResult
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.drafts import ForcedDrafts
-from tests.fakes.executor import next_token, reference
-from tests.fakes.scheduler_harness import SchedulerHarness
+from tests.fakes.executor import FakeExecutor, FakeStep, next_token, reference
+from tests.fakes.scheduler_harness import SchedulerHarness, serve_drawn
 
 
 def oracle(rid: str, ids: list[int], count: int) -> list[int]:
@@ -278,3 +281,33 @@ def test_forced_tokens_in_several_chunks_have_their_states(page_size: int) -> No
     harness.run()
     prompt = [1, 2, 3, *reference([1, 2, 3], 3, ignore_eos=True), *[9] * 41]
     assert harness.out["r"] == [*prompt[3:], *reference(prompt, 16, ignore_eos=True)]
+
+
+def propose_late(harness: SchedulerHarness, step: FakeStep) -> StepResult:
+    """What a device's drafter that is mostly right adds to the results of a step."""
+    executor, result, found = harness.executor, FakeExecutor.read(harness.executor, step), []
+    emitting = [(i, got) for i, got in zip(step.plan.items, step.results, strict=True) if i.emit]
+    lens = step.plan.draft_lens
+    assert lens is not None
+    for (item, got), count in zip(emitting, lens.tolist(), strict=True):
+        length = item.start + (item.count if item.tokens is not None else len(got.tokens))
+        known = [*executor.prefix(item.slot, length).tolist(), got.tokens[-1]]
+        found += [token ^ (token % 7 == 3) for token in oracle("", known, count)]
+    survival = np.full(len(found), 0.5, np.float32)
+    return replace(result, proposals=Proposals(lens, np.array(found, np.int32), survival))
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_pages_ahead_for_a_drafter_have_states_where_they_are_due(
+    page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device's drafter has pages for more tokens than the next step computes."""
+    drafts = ForcedDrafts(oracle, "device", most=9, varies=True)
+    harness = SchedulerHarness(
+        num_pages=400 // page_size, num_window=40, drafts=drafts, states=True, page_size=page_size
+    )
+    monkeypatch.setattr(harness.executor, "read", partial(propose_late, harness))
+    serve_drawn(harness, random.Random(page_size))
+    rounds = [one for rounds in drafts.rounds.values() for one in rounds]
+    assert sum(accepted for _, accepted in rounds) > 25
+    assert any(accepted < drafted for drafted, accepted in rounds)

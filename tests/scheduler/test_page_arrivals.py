@@ -17,7 +17,7 @@ import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WriteBack, WriteThrough
-from radixlm.tiers.base import Cancel, Lookup
+from radixlm.tiers.base import Cancel, Command, Lookup
 from radixlm.wire.requests import AbortRequest, Control
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
@@ -465,3 +465,33 @@ def test_a_flush_that_a_tier_holds_up_says_so(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(AssertionError, match="a slow tier still reads pages; try again"):
             bench.drop_cache()
     bench.drop_cache()
+
+
+def test_pages_do_not_come_where_the_next_step_copies_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that a hit copies is nobody's: it may be evicted for another request before the step
+    that reads it is launched, and the host tier's pages come at once."""
+    tier, prompt, short = DictTier(), list(range(1, 62)), list(range(100, 107))
+    bench = Bench([tier], random.Random(0), num_pages=18, priorities=True)
+    bench.submit("a", prompt, 2)
+    bench.run()
+    bench.drop_cache()
+    bench.submit("short", short, 1)
+    bench.run()
+
+    def send_at_once(command: Command, send: Any = bench.port.send) -> None:
+        send(command)
+        for turn in bench.port._turns:
+            while not turn.is_over:
+                turn.go()
+        bench.port._turns = []
+
+    monkeypatch.setattr(bench.port, "send", send_at_once)
+    bench.submit("beside", list(range(200, 220)), 6, ignore_eos=True)
+    bench.tick()
+    bench.submit("b", prompt, 2)  # waits for room
+    while "beside" not in bench.finish:
+        bench.tick()
+    bench.submit("hit", [*short, 7], 3, ignore_eos=True, priority=5)
+    bench.run()
+    assert bench.cached["hit"] == 7 and bench.out["hit"] == reference([*short, 7], 3, True)
+    assert bench.cached["b"] == 60 and bench.out["b"] == bench.out["a"]

@@ -224,7 +224,9 @@ def _window_share(
     )
     chunk = config.schedule.chunked_prefill_size or 2048
     step = info.context_len if chunk < 0 else min(chunk, info.context_len)
-    return WindowShare(ratio, -(-(max(windows) + step) // page_size) + 3)
+    # a request locks the window of its cached prefix until its own has passed it
+    locked = -(-max(windows) // page_size)
+    return WindowShare(ratio, locked + -(-(max(windows) + step) // page_size) + 3)
 
 
 @contextmanager

@@ -298,11 +298,16 @@ class Drafting:
     def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
         """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next
         in any case; cut the lengths where there are not enough."""
-        missing = computed + lens - self._table.num_allocated[slots]
-        for i in np.flatnonzero((missing > 0) & (lens > 0)).tolist():
+        is_missing = computed + lens > self._table.num_allocated[slots]
+        if self._has_states:  # rows with pages ahead have few states there
+            is_missing[:] = True
+        for i in np.flatnonzero(is_missing & (lens > 0)).tolist():
             request = self._kv_manager.request_in(int(slots[i]))
-            if not self._kv_manager.allocate(request, int(computed[i] + lens[i])):
-                lens[i] = max(0, request.num_allocated - computed[i])
+            start = int(computed[i])
+            if not self._kv_manager.allocate(request, start + int(lens[i])):
+                num_left = max(0, request.num_allocated - start)
+                has_room = self._kv_manager.allocate(request, start + num_left)
+                lens[i] = num_left if has_room else 0
 
     def device_lens(self, items: Items) -> Int32Array | None:
         """How many tokens the device's drafter proposes after a step, by item that emits. It writes

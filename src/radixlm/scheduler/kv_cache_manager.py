@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.record import Record, replace
 from radixlm.memory.check import Holding, check, repair
@@ -65,7 +66,7 @@ class KVCacheManager:
         self.min_tail = min_tail
         second = window.pages if window is not None else None
         self.changes = PageChanges(window is not None)
-        self.reservations = Reservations(pages, second, prefix_cache)
+        self.reservations = Reservations(pages, second, prefix_cache, self.changes)
         has_states = window is not None and window.is_state
         self.drafts = DraftPages(
             (pages,) if second is None else (pages, second),
@@ -136,8 +137,7 @@ class KVCacheManager:
 
     def pages_of_prompts(self) -> int:
         """Pages that the prompts of running requests still need."""
-        slots = [request.slot for request in self.requests if request is not None]
-        table = self.table
+        table, slots = self.table, self.slots.used()
         missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
         return self.pages_for(int(missing.sum()))
 
@@ -170,7 +170,7 @@ class KVCacheManager:
         tail = self._find_tail(request, match, limit)
         self.prefix_cache.lock(match.handle)
         need = self.pages_for(request.prefill_len + 1) - len(match.pages)
-        fits = need + spare_pages <= self.num_available and self._window_fits(request)
+        fits = need + spare_pages <= self.num_available and self._window_fits(request, match)
         slot = self.slots.alloc() if fits else None
         if slot is None:
             self.prefix_cache.unlock(match.handle)
@@ -264,13 +264,15 @@ class KVCacheManager:
             request.handle, ids, page, request.namespace, window_page
         )
 
-    def _window_fits(self, request: Request) -> bool:
-        """Whether window pages for the window and one page more can be allocated."""
+    def _window_fits(self, request: Request, match: Match) -> bool:
+        """Whether window pages for the window and one page more can be allocated, or all that the
+        cached prefix, which is locked, leaves."""
         if self.window is None:
             return True
+        pool, num_locked = self.window.pages, np.count_nonzero(match.window_pages)
         need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
-        need = max(need, self.max_span_pages(request))
-        return need <= self.window.pages.num_free + self.prefix_cache.num_window_evictable
+        need = min(max(need, self.max_span_pages(request)), pool.num_total - num_locked)
+        return bool(need <= pool.num_free + self.prefix_cache.num_window_evictable)
 
     def max_span_pages(self, request: Request) -> int:
         """Window pages for the longest span of tokens that attend to each other: such a span is
@@ -286,8 +288,10 @@ class KVCacheManager:
         not enough."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
+        if not self._add_states(request, num_tokens):
+            return False
         if need <= 0:
-            return self._add_states(request, num_tokens)
+            return True
         if need > self.pages.num_free:
             self.reservations.make_room(need)
         rows = self._alloc(first, need, num_tokens)
@@ -297,12 +301,23 @@ class KVCacheManager:
         self.changes.add_rows(request.slot, first, *rows)
         return True
 
+    def needs_page(self, slots: Int64Array) -> NDArray[np.bool_]:
+        """Which of these slots have no page for their next token, or for the state after it: rows
+        that hold pages ahead for drafts hold few states there."""
+        table = self.table
+        position = table.num_computed[slots]
+        is_full: NDArray[np.bool_] = position >= table.num_allocated[slots]
+        if self.window is not None and self.window.is_state:
+            columns = np.minimum(position // self.page_size, table.window.shape[1] - 1)
+            is_full |= table.window[slots, columns] == NULL_PAGE
+        return is_full
+
     def allocate_next_page(self, slots: Int64Array) -> bool:
-        """Allocate one page more for each of these slots, whose pages are full; False if there are
-        not enough for all."""
+        """Allocate what ``needs_page`` tells of these slots; False if there is not enough for all.
+        """
         if self.window is not None:
             requests = map(self.request_in, slots.tolist())
-            return all(self.allocate(request, request.num_allocated + 1) for request in requests)
+            return all(self.allocate(request, request.num_computed + 1) for request in requests)
         if len(slots) > self.pages.num_free:
             self.reservations.make_room(len(slots))
         pages = self.pages.alloc(len(slots))
@@ -332,14 +347,15 @@ class KVCacheManager:
         request.num_allocated = keep * self.page_size
 
     def _add_states(self, request: Request, num_tokens: int) -> bool:
-        """Allocate the pages of states that a step up to ``num_tokens`` writes, in a row that has
-        pages further ahead; False if there are not enough."""
+        """Allocate the pages of states that a step up to ``num_tokens`` writes, where the row has
+        pages already; False if there are not enough."""
         window, size = self.window, self.page_size
         if window is None or not window.is_state:
             return True
         for end in (num_tokens // size * size, num_tokens):
             column = (end - 1) // size
-            if end <= request.num_computed or request.window[column] != NULL_PAGE:
+            is_there = request.num_computed < end <= request.num_allocated
+            if not is_there or request.window[column] != NULL_PAGE:
                 continue
             page = self.drafts.allocate_state()
             if page is None:

@@ -28,6 +28,11 @@ class PageChanges:
         self.updates = [u for u in self.updates if u.slot != slot]
         self.copies = [c for c in self.copies if c.slot != slot]
 
+    def copies_any(self, group: int, pages: Int32Array) -> bool:
+        """Whether the next plan copies one of these pages, which may be free by now: it is read
+        before the step writes, but nobody else may write there."""
+        return any(c.group == group and c.source in pages for c in self.copies)
+
     def add(self, request: Request, first: int, end: int) -> None:
         """The request's pages [first, end)."""
         self.add_rows(request.slot, first, request.pages[first:end].copy(),

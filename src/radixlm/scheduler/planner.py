@@ -211,7 +211,7 @@ class Planner:
         if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
             slots, position = slots[index], position[index]
-        is_full = position >= table.num_allocated[slots]
+        is_full = self.kv_manager.needs_page(slots)
         if np.count_nonzero(is_full) and not self.kv_manager.allocate_next_page(slots[is_full]):
             slots = self._allocate_by_retraction(slots)
         table.inflight[slots] += 1
@@ -241,8 +241,7 @@ class Planner:
             request = self.kv_manager.requests[slot]
             if request is None:  # retracted for one before it
                 continue
-            is_full = request.num_computed >= request.num_allocated
-            if is_full and not self._allocate_next_token(request):
+            if not self._allocate_next_token(request):
                 continue
             request.inflight += 1  # a request with a step in flight is not retracted
             chosen.append(slot)

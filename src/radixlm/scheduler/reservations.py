@@ -16,18 +16,24 @@ from radixlm.memory.check import Holding
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle, PrefixCache, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
 from radixlm.step.plan import Int32Array
 
 _NO_SLOT = -1
 
 
 class Reservations:
-    """Of one KVCacheManager, whose allocators and prefix cache it shares."""
+    """Of one KVCacheManager, whose allocators, prefix cache and changes it shares."""
 
     def __init__(
-        self, pages: PageAllocator, window: PageAllocator | None, prefix_cache: PrefixCache
+        self,
+        pages: PageAllocator,
+        window: PageAllocator | None,
+        prefix_cache: PrefixCache,
+        changes: PageChanges,
     ) -> None:
         self._pages, self._window, self._prefix_cache = pages, window, prefix_cache
+        self._changes = changes
         self._reserved: dict[int, None] = {}
         self._window_reserved: dict[int, None] = {}
         self._spare: dict[bytes, int] = {}  # reserved pages by key
@@ -75,7 +81,7 @@ class Reservations:
     ) -> tuple[Int32Array, Int32Array] | None:
         """Pages of both spaces, evicting from the prefix cache if need be; None, and none taken, if
         there are not enough, ``num_left`` of which are left to others. Steps that were launched
-        before may still read them."""
+        before may still read them; the step that is planned copies none of them."""
         cache, window = self._prefix_cache, self._window
         if self.is_closed or num_pages + num_left > self.num_available:
             return None
@@ -92,6 +98,11 @@ class Reservations:
                 return None
             row = found
         if pages is None:
+            return None
+        if self._changes.copies_any(FULL, pages) or self._changes.copies_any(WINDOW, row):
+            self._pages.free(pages)
+            if window is not None:
+                window.free(row)
             return None
         self._reserved.update(dict.fromkeys(pages.tolist()))
         self._window_reserved.update(dict.fromkeys(row.tolist()))

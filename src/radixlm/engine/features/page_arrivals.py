@@ -363,6 +363,8 @@ class PageArrivals(Feature):
             kv.reservations.unpin(handle)
             if count + left > kv.reservations.num_available:
                 state.phase = "full"
+            elif kv.changes.copies:
+                state.phase = "found"  # asked again when the step has read them
             return
         state.cached += more
         self._send_get(state, count, num_window, match.pages, handle, reserved)

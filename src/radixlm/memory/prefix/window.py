@@ -52,7 +52,8 @@ class WindowTable(Record):
         ``start_page`` is how many leading pages the prefix cache owns: those the cache frees.
         """
         stop = min(self.first_live_page(num_computed), len(row))
-        dead = np.trim_zeros(row[start_page:stop]).copy()
+        passed = row[start_page:stop]
+        dead: PageIds = passed[passed != NULL_PAGE]
         row[:stop] = NULL_PAGE
         return dead
 
