@@ -199,4 +199,8 @@ def test_configs_of_modelopt(tmp_path: Path) -> None:
         assert quant == Fp4Quant("modelopt") and quant.matches_flag(name)
     mixed = parse({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})
     assert isinstance(mixed, MixedQuant)
-    assert parse({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}) is None
+    for name, method in (("W4A16_NVFP4", Fp4Quant), ("W4A16_AWQ", type(None))):
+        assert isinstance(parse({"quant_method": "modelopt", "quant_algo": name}), method)
+    for name in ("modelopt_fp8", "modelopt_mixed"):
+        quant = parse({"quant_method": name})
+        assert quant is not None and quant.matches_flag(name)

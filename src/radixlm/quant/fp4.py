@@ -7,10 +7,14 @@ from typing import Any, ClassVar
 from radixlm.arch.quant_methods import METHODS
 from radixlm.base.record import Record
 from radixlm.quant.checkpoint import StoredQuant
-from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.fp8 import Fp8Quant, mxfp8
 from radixlm.quant.prequantized import PrequantizedScheme
 from radixlm.quant.scheme import Scheme
 from radixlm.quant.widened import WidenedQuant
+
+# ModelOpt's names of algorithms that store weights alike
+_NVFP4 = frozenset("NVFP4 NVFP4_AWQ W4A16_NVFP4 W4A8_NVFP4_FP8 MODELOPT_FP4 PETIT_NVFP4".split())
+_FP8 = frozenset("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO MODELOPT_FP8".split())
 
 
 class Fp4Quant(WidenedQuant):
@@ -47,13 +51,15 @@ def parse_mxfp4(config: Mapping[str, Any]) -> Fp4Quant:
 
 def parse_modelopt(config: Mapping[str, Any]) -> StoredQuant | None:
     """Of NVIDIA ModelOpt, also under the names of its kernels; None for algorithms other than FP8,
-    NVFP4 and a mixture of both."""
+    MXFP8, NVFP4 and a mixture of them."""
     nested = config.get("quantization")
     stated = nested if isinstance(nested, dict) else config
     algorithm = str(stated.get("quant_algo") or config.get("quant_method")).upper()
     fp8, fp4 = Fp8Quant("modelopt"), Fp4Quant("modelopt")
-    if algorithm == "MIXED_PRECISION":
+    if algorithm in ("MIXED_PRECISION", "MODELOPT_MIXED"):
         return MixedQuant("modelopt", (fp8, fp4))
-    if algorithm in ("NVFP4", "NVFP4_AWQ", "MODELOPT_FP4", "PETIT_NVFP4"):
+    if algorithm in _NVFP4:
         return fp4
-    return fp8 if algorithm == "FP8" else None
+    if algorithm == "MXFP8":
+        return mxfp8("modelopt")
+    return fp8 if algorithm in _FP8 else None

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.fp8 import MX_BLOCK, Fp8Quant
+from radixlm.weights.fp4_source import powers_of_two
 from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource, WrappedSource
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SUFFIXES = ("_scale_inv", "_scale")  # of a scale's name, after its weight's; both multiply
+# of a scale's name, after its weight's; all multiply
+_SUFFIXES = ("_scale_inv", "_scale", "_weight_scale")
 
 
 class Fp8Source(WrappedSource):
@@ -32,10 +34,13 @@ class Fp8Source(WrappedSource):
         if scale_name is None:
             raise ValueError(f"{name}{_SUFFIXES[0]} or {name}{_SUFFIXES[1]} is missing")
         scale = self.inner.read(scale_name)
+        block = self._block
+        if scale.dtype == torch.uint8:
+            scale, block = powers_of_two(scale), MX_BLOCK
         if not scale.is_floating_point():
             raise ValueError(f"{scale_name} is of {scale.dtype}")
         try:
-            return dequantize(value, scale.float(), self._block).to(self._dtype)
+            return dequantize(value, scale.float(), block).to(self._dtype)
         except ValueError as error:
             raise ValueError(f"{scale_name}: {error}") from error
 
@@ -58,8 +63,11 @@ class Fp8Source(WrappedSource):
 
 def dequantize(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """float32 of value [..., O, I] times scales of any layout: one number, [O], [..., O, 1],
-    [..., 1, 1] or blocks [..., ceil(O / rows), ceil(I / inputs)]."""
+    [..., 1, 1] or blocks [..., ceil(O / rows), ceil(I / inputs)], of one matrix also with an axis
+    of 1 after each."""
     wide = value.float()
+    if scale.ndim == 4 and scale.shape[1::2] == (1, 1):
+        scale = scale[:, 0, :, 0]
     if scale.numel() == 1:
         return wide.mul_(scale.view(()))
     if scale.ndim == 1 and value.ndim == 2:
