@@ -139,6 +139,25 @@ def test_the_numbers_are_those_of_the_checkpoint(arch: str, layout: str, tmp_pat
         assert 1e-4 < float(error_T.median()) / spread < 0.15  # activations in 8 bits
 
 
+@pytest.mark.parametrize(
+    ("weight", "inputs"),
+    [("weight_scale_inv", "activation_scale"), ("qscale_weight", "qscale_act"), ("scale", None)],
+)
+def test_other_names_of_scales(weight: str, inputs: str | None, tmp_path: Path) -> None:
+    """Of Ministral 3, of Mistral's own files, of DeepSeek V4."""
+    narrow, _ = make("Ministral3ForCausalLM", "tensor", tmp_path)
+    want = PagedRunner(load_model(narrow)).prefill(IDS)
+    named = {"weight_scale": weight, "input_scale": inputs}
+    tensors = {}
+    for name, tensor in load_file(narrow / "model.safetensors").items():
+        stem, _, last = name.rpartition(".")
+        if last := named.get(last, last):
+            tensors[f"{stem}.{last}"] = tensor
+    save_file(tensors, narrow / "model.safetensors")
+    got = PagedRunner(load_model(narrow)).prefill(IDS)
+    assert all(torch.equal(got[i], want[i]) for i in IDS)
+
+
 def test_quantization_configs_are_read() -> None:
     assert parse({"quant_method": "fp8"}) == Fp8Quant("fp8", "fp8")
     block = parse({"quant_method": "fp8", "weight_block_size": [128, 128]})

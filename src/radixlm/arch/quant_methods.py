@@ -24,8 +24,9 @@ FP8_FLAGS = (
     *("fp8", "w8a8_fp8", "fbgemm_fp8", "mxfp8", "compressed-tensors", "modelopt", "modelopt_fp8"),
 )
 _FP8_SCALES = (
-    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|(kv|[qkv])_scale|[qkv]_proj\.output_scale)"
-    r"|(gate_up|gate|up|down)_proj_((input|weight)_)?scale(_inv)?"
+    r"\.(weight_scale(_inv)?|weight_scale_2|(input|activation)_scale(_ub)?|qscale_(act|weight)"
+    r"|(kv|[qkv])_scale|([qkv]_proj\.|prob_)output_scale)"
+    r"|(gate_up|gate|up|down)_proj_((input|weight|activation)_)?scale(_inv)?"
 )
 _FP4_FLAGS = ("modelopt_fp4", "nvfp4", "petit_nvfp4")
 _MODELOPT_FLAGS = (*FP8_FLAGS, *_FP4_FLAGS, "modelopt_mixed")
@@ -39,7 +40,7 @@ _QUANT = "radixlm.quant"
 METHODS = {
     method.name: method
     for method in (
-        QuantMethod("fp8", f"{_QUANT}.fp8:parse_fp8", FP8_FLAGS, _FP8_SCALES),
+        QuantMethod("fp8", f"{_QUANT}.fp4:parse_fp8", FP8_FLAGS, _FP8_SCALES),
         QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:parse_fbgemm", FP8_FLAGS),
         QuantMethod("mxfp8", f"{_QUANT}.fp8:parse_mxfp8", FP8_FLAGS),
         QuantMethod("modelopt", f"{_QUANT}.fp4:parse_modelopt", _MODELOPT_FLAGS),

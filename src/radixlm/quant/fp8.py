@@ -37,12 +37,6 @@ class Fp8Quant(Record):
         return PrequantizedFp8Scheme(self.fmt)
 
 
-def parse_fp8(config: Mapping[str, Any]) -> Fp8Quant:
-    """Of FP8 as DeepSeek and Hugging Face write it; ``weight_block_size`` null: a scale each row
-    or tensor."""
-    return with_block("fp8", config.get("weight_block_size"))
-
-
 def parse_fbgemm(config: Mapping[str, Any]) -> Fp8Quant:
     """Of fbgemm: a scale for each row."""
     return Fp8Quant("fbgemm_fp8")

@@ -4,7 +4,7 @@ Recipes and concatenations then see plain weights. A layer that packs the weight
 stored numbers exactly (``kernels/ops/fp8.py: scales_of``), so no precision is lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from radixlm.weights.source import TensorSource, WrappedSource
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # of a scale's name, after its weight's; all multiply
 _SUFFIXES = ("_scale_inv", "_scale", "_weight_scale")
+_BESIDE = (".scale", ".qscale_weight")  # in the place of ".weight": of DeepSeek V4, of Mistral
 
 
 class Fp8Source(WrappedSource):
@@ -25,6 +26,15 @@ class Fp8Source(WrappedSource):
     def __init__(self, inner: TensorSource, quant: Fp8Quant, dtype: torch.dtype) -> None:
         super().__init__(inner)
         self._block, self._dtype = quant.block, dtype
+        self._sizes = dict(inner.sizes())
+        for name in inner.sizes():  # scales are parts of their weights
+            stem, _, last = name.rpartition(".")
+            if f".{last}" in _BESIDE and f"{stem}.weight" in self._sizes:
+                self._sizes[name] = 0
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of every tensor as stored; scales that only their place tells have none."""
+        return self._sizes
 
     def read(self, name: str) -> Tensor:
         value = self.inner.read(name)
@@ -44,6 +54,10 @@ class Fp8Source(WrappedSource):
         except ValueError as error:
             raise ValueError(f"{scale_name}: {error}") from error
 
+    def dtype(self, name: str) -> torch.dtype:
+        stored = self.inner.dtype(name)
+        return self._dtype if stored in _FLOAT8 else stored
+
     def release(self, name: str) -> None:
         for part in self._parts(name):
             self.inner.release(part)
@@ -57,8 +71,10 @@ class Fp8Source(WrappedSource):
         return [name] if scale_name is None else [name, scale_name]
 
     def _scale_name(self, name: str) -> str | None:
-        names = (name + suffix for suffix in _SUFFIXES)
-        return next((scale for scale in names if scale in self.inner.sizes()), None)
+        names = [name + suffix for suffix in _SUFFIXES]
+        if name.endswith(".weight"):
+            names += [name.removesuffix(".weight") + last for last in _BESIDE]
+        return next((scale for scale in names if scale in self._sizes), None)
 
 
 def dequantize(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
