@@ -237,7 +237,8 @@ def test_unquantized_layers_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("value", "scale"),
     [((4, 6), ()), ((4, 6), (4,)), ((4, 6), (4, 1)), ((3, 4, 6), (3,)), ((3, 4, 6), (3, 1, 1)),
-     ((3, 130, 140), (3, 2, 2)), ((130, 140), (2, 1, 2, 1))],
+     ((3, 130, 140), (3, 2, 2)), ((130, 140), (2, 1, 2, 1)),
+     ((3, 4, 6), (3, 1, 6)), ((3, 4, 6), (3, 6, 1))],
 )  # fmt: skip
 def test_every_layout_of_scales(value: tuple[int, ...], scale: tuple[int, ...]) -> None:
     ones = torch.ones(value).to(torch.float8_e4m3fn)

@@ -80,7 +80,7 @@ class Fp8Source(WrappedSource):
 def dequantize(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """float32 of value [..., O, I] times scales of any layout: one number, [O], [..., O, 1],
     [..., 1, 1] or blocks [..., ceil(O / rows), ceil(I / inputs)], of one matrix also with an axis
-    of 1 after each."""
+    of 1 after each. fbgemm stores experts as [E, I, O], their scales as [E, 1, O] or [E, O, 1]."""
     wide = value.float()
     if scale.ndim == 4 and scale.shape[1::2] == (1, 1):
         scale = scale[:, 0, :, 0]
@@ -96,6 +96,8 @@ def dequantize(value: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
         raise ValueError(f"scales {list(scale.shape)} do not fit a weight {list(value.shape)}")
     if scale.shape[-1] == 1 and scale.shape[-2] in (1, num_out):
         return wide.mul_(scale)
+    if value.ndim == 3 and scale.shape[-2:] in ((1, num_in), (num_in, 1)):
+        return wide.mul_(scale.reshape(-1, 1, num_in))
     if tuple(scale.shape[-2:]) != expected:
         raise ValueError(
             f"scales {list(scale.shape)} do not fit a weight {list(value.shape)} in blocks of "
