@@ -231,6 +231,16 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     return _layer_behind(name, decoder) is not None
 
 
+def is_beside(name: str) -> bool:
+    """Whether a tensor is of an encoder or a predictor of a composite checkpoint."""
+    return bool(_BESIDE.match(name) or _ENCODER.match(name))
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor belongs to a quantized weight."""
+    return SCALE_TENSORS.search(name) is not None
+
+
 def layers_left_out(ignored: Iterable[str], decoder: Decoder) -> list[int]:
     """Layers after the last one of the config that have tensors in ``ignored``, without
     multi-token-prediction layers."""
