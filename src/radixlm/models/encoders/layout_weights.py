@@ -27,7 +27,27 @@ def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: An
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
 
 
-def dequantized_encoders(folder: Path) -> dict[str, Tensor] | None:
+def pretrained(auto: Any, config: Any, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """(the model of transformers' ``auto`` class with the weights of its encoders, a report of the
+    load). transformers needs other packages for quantized weights, and takes stored numbers for
+    the weights where it knows no package: it never sees any."""
+    vars(config).pop("quantization_config", None)
+    source: Path | None = folder
+    weights = _dequantized_encoders(folder)
+    if weights is not None:
+        source, auto = None, auto._model_mapping[type(config)]
+    loaded: tuple[Any, Any] = auto.from_pretrained(
+        source,
+        config=config,
+        state_dict=weights,
+        dtype=dtype,
+        ignore_mismatched_sizes=True,  # the language model has no layers here
+        output_loading_info=True,
+    )
+    return loaded
+
+
+def _dequantized_encoders(folder: Path) -> dict[str, Tensor] | None:
     """The tensors of the checkpoint's encoders as floats; None where they are floats already."""
     if checkpoint_quant(folder) is None:
         return None

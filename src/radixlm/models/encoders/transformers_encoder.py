@@ -24,7 +24,7 @@ from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
 from radixlm.models.encoders.custom import build
-from radixlm.models.encoders.layout_weights import config_of, dequantized_encoders, fill
+from radixlm.models.encoders.layout_weights import config_of, fill, pretrained
 from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
@@ -240,7 +240,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         else:
             config = _config(transformers, spec.hf_model_type, folder)
             _without_layers(config.get_text_config())
-            model, report = _pretrained(_auto(transformers, config), config, folder, dtype)
+            model, report = pretrained(_auto(transformers, config), config, folder, dtype)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
     check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
@@ -251,25 +251,6 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
             delattr(inner, name)
     check_numbers(inner, folder, "the encoders")
     return inner, int(config.get_text_config().hidden_size), spec.embed_scale
-
-
-def _pretrained(auto: Any, config: Any, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(the model, a report of its load). transformers needs other packages for quantized weights,
-    and rounds what it does not know: it never sees one."""
-    vars(config).pop("quantization_config", None)
-    source: Path | None = folder
-    weights = dequantized_encoders(folder)
-    if weights is not None:
-        source, auto = None, auto._model_mapping[type(config)]
-    loaded: tuple[Any, Any] = auto.from_pretrained(
-        source,
-        config=config,
-        state_dict=weights,
-        dtype=dtype,
-        ignore_mismatched_sizes=True,  # the language model has no layers here
-        output_loading_info=True,
-    )
-    return loaded
 
 
 def _config(transformers: Any, model_type: str, folder: Path) -> Any:
