@@ -18,7 +18,7 @@ from radixlm.base.errors import CheckpointError
 IDS = {0: list(range(40, 62))}
 OTHERS = (
     *("HYV4ForCausalLM", "DeepseekV4ForCausalLM", "Glm5NextForCausalLM"),
-    *("Dots3NoteForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM"),
+    *("Dots3NoteForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM", "BioGptForCausalLM"),
 )
 
 
