@@ -213,7 +213,8 @@ def test_an_unsupported_layout_is_named_once(
 
 def test_options_with_a_quantized_checkpoint() -> None:
     quant = Fp8Quant("fp8", "fp8-128")
-    for name in (None, "fp8", "compressed-tensors"):
+    assert make_scheme("unquant").fmt(256) == ""
+    for name in (None, "unquant", "fp8", "compressed-tensors"):
         scheme = make_scheme(name, "", quant)
         assert isinstance(scheme, PrequantizedFp8Scheme) and scheme.head_fmt == ""
         assert (scheme.fmt(256), scheme.fmt(200)) == ("fp8-128", "fp8")

@@ -123,6 +123,7 @@ ONLINE_FORMATS = {
     **TORCHAO_FP8,
     **ROUNDED,
 }
+UNQUANTIZED = "unquant"  # --quantization of weights as the checkpoint has them
 CHECKPOINT_FLAGS = tuple(dict.fromkeys(flag for m in METHODS.values() for flag in m.flags))
 
 
