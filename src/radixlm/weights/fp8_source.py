@@ -14,7 +14,10 @@ from radixlm.weights.fp4_source import powers_of_two
 from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource, WrappedSource
 
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT8 = (
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+)
 # of a scale's name, after its weight's; all multiply
 _SUFFIXES = ("_scale_inv", "_scale", "_weight_scale")
 _BESIDE = (".scale", ".qscale_weight")  # in the place of ".weight": of DeepSeek V4, of Mistral
