@@ -3,7 +3,9 @@ model."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from radixlm.base.errors import CheckpointError
 IDS = {0: list(range(40, 62))}
 OTHERS = (
     *("HYV4ForCausalLM", "DeepseekV4ForCausalLM", "Glm5NextForCausalLM"),
-    *("Dots3NoteForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM"),
+    *("Dots3NoteForCausalLM", "ZambaForCausalLM", "Zamba2ForCausalLM", "BioGptForCausalLM"),
 )
 
 
@@ -87,3 +89,58 @@ def test_a_table_of_experts_that_do_not_exist_is_refused(tmp_path: Path) -> None
     tensors[name] = tensors[name].float()
     with pytest.raises(CheckpointError, match=r"experts_of_token is of integers"):
         load_model(_renamed(saved, tmp_path / "floats", tensors))
+
+
+SPARSE_GEMMA = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+STACKED: list[tuple[str, dict[str, Any]]] = [
+    ("Llama4ForCausalLM", {}),
+    ("Gemma4ForCausalLM", {"enable_moe_block": True, **SPARSE_GEMMA}),
+    ("GraniteMoeForCausalLM", {}),
+    ("GptOssForCausalLM", {}),
+]
+# the tensors of all experts: where, which, and whether they are biases
+_OF_EXPERTS = re.compile(
+    r"(.*?)(?:experts\.)?(gate_up_proj|(?<=experts\.)down_proj|(?:in|out)put_linear)(_bias)?(?:\.weight)?$"
+)
+_UP = ("gate_up_proj", "input_linear")
+
+
+def _one_by_one(saved: Path, *, is_joined: bool) -> dict[str, torch.Tensor]:
+    """The tensors with a matrix [out, in] of each expert; gate and up are two unless
+    ``is_joined``."""
+    has_inputs_first = "Granite" not in str(saved) and "Gemma" not in str(saved)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(saved / "model.safetensors").items():
+        found = _OF_EXPERTS.match(name)
+        if found is None or "shared" in name:
+            tensors[name] = tensor
+            continue
+        kind = "bias" if found[3] else "weight"
+        for expert, one in enumerate(tensor):
+            rows = one.T if has_inputs_first and kind == "weight" else one
+            parts = {found[2] if is_joined else "down_proj": rows}
+            if found[2] in _UP and not is_joined:
+                pair = (rows[0::2], rows[1::2]) if "GptOss" in str(saved) else rows.chunk(2)
+                parts = dict(zip(("gate_proj", "up_proj"), pair, strict=True))
+            for part, value in parts.items():
+                own = f"{found[1]}experts.{expert}.{part}.{kind}"
+                tensors[own] = value.clone().contiguous()
+    assert any("experts.1." in name for name in tensors)
+    return tensors
+
+
+@pytest.mark.parametrize(("architecture", "changes"), STACKED)
+def test_each_expert_has_tensors_of_its_own(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """As tools store stacked experts that quantize one matrix after another."""
+    saved = cached_tiny(architecture, **changes)
+    own = _one_by_one(saved, is_joined=False)
+    assert torch.equal(_logits(_renamed(saved, tmp_path / "own", own)), _logits(saved))
+
+
+def test_gpt_oss_as_quark_stores_it(tmp_path: Path) -> None:
+    """Gate and up of an expert are one matrix, row by row in turn."""
+    saved = cached_tiny("GptOssForCausalLM")
+    own = _one_by_one(saved, is_joined=True)
+    assert torch.equal(_logits(_renamed(saved, tmp_path / "own", own)), _logits(saved))

@@ -23,6 +23,7 @@ from radixlm.quant.checkpoint import checkpoint_quant, parse
 from radixlm.quant.fp8 import Fp8Quant, PrequantizedFp8Scheme, is_fp8_exact
 from radixlm.quant.integers import IntegerQuant
 from radixlm.quant.load_time import make_scheme
+from radixlm.weights.folder import open_folder
 from radixlm.weights.fp8_source import dequantize
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
@@ -89,10 +90,23 @@ def make(arch: str, layout: str, tmp_path: Path) -> tuple[Path, Path]:
         large[name] = dequantize(value, scale, (128, 128))
     save_file(small, narrow / "model.safetensors")
     save_file(large, wide / "model.safetensors")
-    config = json.loads((narrow / "config.json").read_text())
-    config["quantization_config"] = CONFIGS[layout]
-    (narrow / "config.json").write_text(json.dumps(config))
+    state(narrow, CONFIGS[layout])
     return narrow, wide
+
+
+def state(folder: Path, quant: dict[str, Any]) -> None:
+    """Give the checkpoint a quantization_config."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quant
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def written(source: Path, folder: Path, tensors: dict[str, Tensor] | None = None) -> Path:
+    """A copy of a checkpoint, with these tensors if there are any."""
+    shutil.copytree(source, folder)
+    if tensors is not None:
+        save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -125,6 +139,25 @@ def test_the_numbers_are_those_of_the_checkpoint(arch: str, layout: str, tmp_pat
         assert 1e-4 < float(error_T.median()) / spread < 0.15  # activations in 8 bits
 
 
+@pytest.mark.parametrize(
+    ("weight", "inputs"),
+    [("weight_scale_inv", "activation_scale"), ("qscale_weight", "qscale_act"), ("scale", None)],
+)
+def test_other_names_of_scales(weight: str, inputs: str | None, tmp_path: Path) -> None:
+    """Of Ministral 3, of Mistral's own files, of DeepSeek V4."""
+    narrow, _ = make("Ministral3ForCausalLM", "tensor", tmp_path)
+    want = PagedRunner(load_model(narrow)).prefill(IDS)
+    named = {"weight_scale": weight, "input_scale": inputs}
+    tensors = {}
+    for name, tensor in load_file(narrow / "model.safetensors").items():
+        stem, _, last = name.rpartition(".")
+        if last := named.get(last, last):
+            tensors[f"{stem}.{last}"] = tensor
+    save_file(tensors, narrow / "model.safetensors")
+    got = PagedRunner(load_model(narrow)).prefill(IDS)
+    assert all(torch.equal(got[i], want[i]) for i in IDS)
+
+
 def test_quantization_configs_are_read() -> None:
     assert parse({"quant_method": "fp8"}) == Fp8Quant("fp8", "fp8")
     block = parse({"quant_method": "fp8", "weight_block_size": [128, 128]})
@@ -132,14 +165,22 @@ def test_quantization_configs_are_read() -> None:
     odd = parse({"quant_method": "fp8", "weight_block_size": [64, 32]})
     assert odd == Fp8Quant("fp8", "fp8", (64, 32))
     assert parse(compressed("channel")) == Fp8Quant("compressed-tensors", "fp8")
-    assert parse({"quant_method": "modelopt", "quant_algo": "FP8"}) is not None
+    for algorithm in ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN"):
+        assert parse({"quant_method": "modelopt", "quant_algo": algorithm}) is not None
+    for stated in (
+        {"quant_method": "mxfp8", "weight_block_size": [128, 128]},
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        compressed("group", group_size=32),
+    ):
+        quant = parse(stated)
+        assert isinstance(quant, Fp8Quant) and (quant.fmt, quant.block) == ("fp8", (1, 32))
     for other in ({"quant_method": "eetq"}, {"quant_method": "modelopt", "quant_algo": "W4A8"}):
         assert parse(other) is None
     integers = compressed("channel")
     integers["config_groups"]["group_0"]["weights"]["type"] = "int"
     assert isinstance(parse(integers), IntegerQuant)
-    with pytest.raises(ConfigError, match="by group"):
-        parse(compressed("group"))
+    with pytest.raises(ConfigError, match="by attn_head"):
+        parse(compressed("attn_head"))
     with pytest.raises(ConfigError, match="two sizes"):
         parse({"quant_method": "fp8", "weight_block_size": [128]})
 
@@ -172,13 +213,16 @@ def test_an_unsupported_layout_is_named_once(
 
 def test_options_with_a_quantized_checkpoint() -> None:
     quant = Fp8Quant("fp8", "fp8-128")
-    for name in (None, "fp8", "compressed-tensors"):
+    assert make_scheme("unquant").fmt(256) == ""
+    for name in (None, "unquant", "fp8", "compressed-tensors"):
         scheme = make_scheme(name, "", quant)
         assert isinstance(scheme, PrequantizedFp8Scheme) and scheme.head_fmt == ""
         assert (scheme.fmt(256), scheme.fmt(200)) == ("fp8-128", "fp8")
     assert make_scheme("int8wo", "", quant).fmt(256) == "int8wo"
     assert make_scheme("fp8").fmt(256) == make_scheme(None, "fp8dq-per_row").fmt(256) == "fp8"
-    with pytest.raises(ConfigError, match="is not quantized with fp8 or fbgemm_fp8 or modelopt"):
+    with pytest.raises(
+        ConfigError, match="is not quantized with fp8 or fbgemm_fp8 or mxfp8 or modelopt"
+    ):
         make_scheme("compressed-tensors")
 
 
@@ -194,7 +238,8 @@ def test_unquantized_layers_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("value", "scale"),
     [((4, 6), ()), ((4, 6), (4,)), ((4, 6), (4, 1)), ((3, 4, 6), (3,)), ((3, 4, 6), (3, 1, 1)),
-     ((3, 130, 140), (3, 2, 2))],
+     ((3, 130, 140), (3, 2, 2)), ((130, 140), (2, 1, 2, 1)),
+     ((3, 4, 6), (3, 1, 6)), ((3, 4, 6), (3, 6, 1))],
 )  # fmt: skip
 def test_every_layout_of_scales(value: tuple[int, ...], scale: tuple[int, ...]) -> None:
     ones = torch.ones(value).to(torch.float8_e4m3fn)
@@ -210,3 +255,40 @@ def test_scales_that_do_not_fit_are_named() -> None:
     value = torch.ones(130, 8).to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=r"\[3, 1\] do not fit"):
         dequantize(value, torch.ones(3, 1), (128, 128))
+
+
+def test_scales_in_bytes_are_powers_of_two_of_32_inputs(tmp_path: Path) -> None:
+    """MXFP8, whatever the config says about blocks."""
+    value = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    scale = torch.arange(120, 136, dtype=torch.uint8).view(8, 2)
+    save_file({"a.weight": value, "a.weight_scale_inv": scale}, tmp_path / "model.safetensors")
+    stated = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    got = open_folder(tmp_path, "auto", torch.bfloat16).read("a.weight")
+    factors = torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+    assert got.dtype == torch.bfloat16 and torch.equal(got.double(), value.double() * factors)
+
+
+def test_stacked_experts_of_modelopt(tmp_path: Path) -> None:
+    """Llama 4: one scale of each tensor, named after it."""
+    saved = cached_tiny("Llama4ForCausalLM", dtype=torch.float32)
+    tensors = load_file(saved / "model.safetensors")
+    narrow, wide = dict(tensors), dict(tensors)
+    for name, weight in tensors.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            narrow[name], scale = stored(weight, "tensor")
+            narrow |= {f"{name}_weight_scale": scale, f"{name}_input_scale": torch.ones(())}
+            wide[name] = narrow[name].float() * scale
+    want, got = (written(saved, tmp_path / n, t) for n, t in (("wide", wide), ("narrow", narrow)))
+    state(got, {"quant_method": "modelopt", "quant_algo": "FP8"})
+    ours, theirs = (PagedRunner(load_model(folder)).prefill(IDS) for folder in (got, want))
+    assert all(torch.equal(ours[i], theirs[i]) for i in IDS)
+
+
+def test_experts_that_are_not_quantized_stay_floats(tmp_path: Path) -> None:
+    folder = written(cached_tiny("Qwen3MoeForCausalLM", dtype=torch.float32), tmp_path / "floats")
+    state(folder, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    scheme = make_scheme(None, "", checkpoint_quant(folder))
+    ours = PagedRunner(load_model(folder, scheme=scheme)).prefill(IDS)
+    theirs = PagedRunner(load_model(folder)).prefill(IDS)
+    assert all(torch.equal(ours[i], theirs[i]) for i in IDS)

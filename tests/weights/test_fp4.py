@@ -4,6 +4,7 @@ ModelOpt and compressed-tensors: test_stored_formats.py."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.quantized import fp4_values
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
 from radixlm.quant.checkpoint import checkpoint_quant, parse
@@ -199,4 +201,84 @@ def test_configs_of_modelopt(tmp_path: Path) -> None:
         assert quant == Fp4Quant("modelopt") and quant.matches_flag(name)
     mixed = parse({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})
     assert isinstance(mixed, MixedQuant)
-    assert parse({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}) is None
+    for name, method in (("W4A16_NVFP4", Fp4Quant), ("W4A16_AWQ", type(None))):
+        assert isinstance(parse({"quant_method": "modelopt", "quant_algo": name}), method)
+    for name in ("modelopt_fp8", "modelopt_mixed"):
+        quant = parse({"quant_method": name})
+        assert quant is not None and quant.matches_flag(name)
+
+
+def _v4(folder: Path) -> tuple[Path, Path]:
+    """(a checkpoint as DeepSeek V4 is published, one with its numbers): 8 bit floats in blocks,
+    experts in 4 bits, scales that are powers of two."""
+    source = cached_tiny("DeepseekV4ForCausalLM", dtype=torch.bfloat16)
+    narrow, wide = folder / "narrow", folder / "wide"
+    for target in (narrow, wide):
+        shutil.copytree(source, target)
+    small = load_file(source / "model.safetensors")
+    large = dict(small)
+    generator = torch.Generator().manual_seed(0)
+    for name in sorted(small):
+        if not re.search(r"attn\.w[qko]\w+\.weight|experts\.\w+(\.w\d)?\.weight", name):
+            continue
+        num_out, num_in = small[name].shape
+        group = (1, 32) if re.search(r"experts\.\d", name) else (128, 128)
+        sizes = (-(-num_out // group[0]), -(-num_in // group[1]))
+        scale = torch.randint(118, 124, sizes, dtype=torch.uint8, generator=generator)
+        if group[0] == 1:
+            codes = torch.randint(0, 256, (num_out, num_in // 2), generator=generator).byte()
+            small[name] = codes.view(torch.int8)
+            value = fp4_values(torch.stack((codes & 15, codes >> 4), -1).flatten(1))
+        else:
+            small[name] = small[name].to(torch.float8_e4m3fn)
+            value = small[name].float()
+        small[name.removesuffix("weight") + "scale"] = scale.view(torch.float8_e8m0fnu)
+        factors = torch.exp2(scale.float() - 127)
+        spread = factors.repeat_interleave(group[0], 0).repeat_interleave(group[1], 1)
+        large[name] = (value * spread[:num_out, :num_in]).bfloat16()
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    _state(narrow, {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"})
+    config = json.loads((narrow / "config.json").read_text()) | {"expert_dtype": "fp4"}
+    (narrow / "config.json").write_text(json.dumps(config))
+    return narrow, wide
+
+
+def test_deepseek_v4_as_it_is_published(tmp_path: Path) -> None:
+    narrow, wide = _v4(tmp_path)
+    stored = load_file(narrow / "model.safetensors")
+    assert any(name.endswith("experts.1.w2.scale") for name in stored)
+    want, got = (PagedRunner(load_model(at)).prefill(IDS) for at in (wide, narrow))
+    assert all(torch.equal(got[i], want[i]) for i in IDS)
+    if cpu.available:
+        scheme = make_scheme(None, "", checkpoint_quant(narrow))
+        kept = _experts(load_model(narrow, bind("cpu"), scheme=scheme))
+        packs = [pack for one in kept for side in one._weights for pack in side]
+        assert {pack.fmt for pack in packs} == {"fp4-32"}
+
+
+def test_inputs_that_were_scaled_before(tmp_path: Path) -> None:
+    """NVFP4_AWQ of ModelOpt."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "a.weight": torch.randint(0, 256, (8, 16), generator=generator).byte(),
+        "a.weight_scale": torch.rand(8, 2, generator=generator).to(torch.float8_e4m3fn),
+        "a.weight_scale_2": torch.tensor(0.5),
+    }
+    _state_of(tmp_path, tensors, {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})
+    plain = open_folder(tmp_path, "auto", torch.float32).read("a.weight")
+    tensors["a.pre_quant_scale"] = torch.rand(32, generator=generator)
+    _state_of(tmp_path, tensors, {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})
+    source = open_folder(tmp_path, "auto", torch.float32)
+    assert torch.equal(source.read("a.weight"), plain * tensors["a.pre_quant_scale"])
+    assert source.read_quantized("a.weight") is None and not source.sizes()["a.pre_quant_scale"]
+    tensors["a.pre_quant_scale"] = torch.ones(3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"pre_quant_scale \[3\]: inputs are 32"):
+        open_folder(tmp_path, "auto", torch.float32).read("a.weight")
+
+
+def _state_of(folder: Path, tensors: dict[str, Tensor], quant: dict[str, Any]) -> None:
+    (folder / "config.json").write_text("{}")
+    save_file(tensors, folder / "model.safetensors")
+    _state(folder, quant)

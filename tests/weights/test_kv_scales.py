@@ -111,6 +111,13 @@ def _checkpoint(folder: Path, names: dict[str, float], times: float = 1.0) -> Pa
     return folder
 
 
+def test_names_of_nemotron_h(tmp_path: Path) -> None:
+    names = ("k_proj.k_scale", "v_proj.v_scale")
+    tensors = {f"backbone.layers.3.mixer.{n}": torch.tensor(2.0) for n in names}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert checkpoint_scales(open_folder(tmp_path, "auto")) == {3: (2.0, 2.0)}
+
+
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [

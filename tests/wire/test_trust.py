@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
+import pytest
+
 import radixlm
+from radixlm.base.lazy import require_transformers
 
 ROOT = Path(radixlm.__file__).parent
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "marshal", "shelve", "cloudpickle", "joblib"}
@@ -75,3 +79,15 @@ def test_torch_load_takes_weights_only() -> None:
 def test_no_remote_code_of_checkpoints() -> None:
     for path in ROOT.rglob("*.py"):
         assert "trust_remote_code=True" not in path.read_text(), path
+
+
+def test_nobody_is_asked_whether_to_run_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "own.py").write_text("raise SystemExit('ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    library = require_transformers("hf", "a test")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        library.AutoConfig.from_pretrained(tmp_path)

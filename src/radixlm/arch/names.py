@@ -185,6 +185,10 @@ _BESIDE = re.compile(
 )
 # Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")
+# A head that is the token table, saved once more.
+_TIED_HEADS = tuple(
+    f"{one}.weight" for one in ("lm_head", "embed_out", "proj_out", "output_projection")
+)
 # Weights that several layers share and that are saved with each of them.
 _SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")
 # Heads of other tasks in the checkpoint of an encoder.
@@ -219,7 +223,7 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     if _MAKERS.match(name) or _is_shared_copy(name, decoder):
         return True
-    if decoder.tied and name.endswith(("lm_head.weight", "embed_out.weight", "proj_out.weight")):
+    if decoder.tied and name.endswith(_TIED_HEADS):
         return True
     if decoder.encoder is None and _ENCODER.match(name):
         return True
@@ -229,6 +233,16 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     if expert is not None and int(expert[1]) >= _num_experts(decoder):
         return True  # a placeholder of an expert without weights
     return _layer_behind(name, decoder) is not None
+
+
+def is_beside(name: str) -> bool:
+    """Whether a tensor is of an encoder or a predictor of a composite checkpoint."""
+    return bool(_BESIDE.match(name) or _ENCODER.match(name))
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor belongs to a quantized weight."""
+    return SCALE_TENSORS.search(name) is not None
 
 
 def layers_left_out(ignored: Iterable[str], decoder: Decoder) -> list[int]:

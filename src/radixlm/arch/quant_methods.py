@@ -20,12 +20,16 @@ class QuantMethod(NamedTuple):  # no Record: the options read this table before 
     tensors: str = ""
 
 
-FP8_FLAGS = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
+FP8_FLAGS = (
+    *("fp8", "w8a8_fp8", "fbgemm_fp8", "mxfp8", "compressed-tensors", "modelopt", "modelopt_fp8"),
+)
 _FP8_SCALES = (
-    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|(kv|[qkv])_scale|[qkv]_proj\.output_scale)"
-    r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?"
+    r"\.(weight_scale(_inv)?|weight_scale_2|(input|activation)_scale(_ub)?|qscale_(act|weight)"
+    r"|(kv|[qkv])_scale|([qkv]_proj\.|prob_)output_scale)"
+    r"|(gate_up|gate|up|down)_proj_((input|weight|activation)_)?scale(_inv)?"
 )
 _FP4_FLAGS = ("modelopt_fp4", "nvfp4", "petit_nvfp4")
+_MODELOPT_FLAGS = (*FP8_FLAGS, *_FP4_FLAGS, "modelopt_mixed")
 _GPTQ_TENSORS = r"\.(qweight|qzeros|scales|g_idx)"
 _COMPRESSED_TENSORS = (
     r"\.(weight_(packed|shape|zero_point|g_idx|global_scale)|input_(zero_point|global_scale))"
@@ -36,9 +40,10 @@ _QUANT = "radixlm.quant"
 METHODS = {
     method.name: method
     for method in (
-        QuantMethod("fp8", f"{_QUANT}.fp8:parse_fp8", FP8_FLAGS, _FP8_SCALES),
+        QuantMethod("fp8", f"{_QUANT}.fp4:parse_fp8", FP8_FLAGS, _FP8_SCALES),
         QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:parse_fbgemm", FP8_FLAGS),
-        QuantMethod("modelopt", f"{_QUANT}.fp4:parse_modelopt", (*FP8_FLAGS, *_FP4_FLAGS)),
+        QuantMethod("mxfp8", f"{_QUANT}.fp8:parse_mxfp8", FP8_FLAGS),
+        QuantMethod("modelopt", f"{_QUANT}.fp4:parse_modelopt", _MODELOPT_FLAGS),
         *(QuantMethod(name, f"{_QUANT}.fp4:parse_modelopt", _FP4_FLAGS) for name in _FP4_FLAGS),
         QuantMethod("mxfp4", f"{_QUANT}.fp4:parse_mxfp4", ("mxfp4",), "_scales"),
         QuantMethod(
@@ -73,6 +78,8 @@ ALIASES = {
     "bitsandbytes_4bit": "bitsandbytes",
     "bitsandbytes_8bit": "bitsandbytes",
     "gptq_marlin": "gptq",
+    "modelopt_fp8": "modelopt",
+    "modelopt_mixed": "modelopt",
     "intel/auto-round": "auto-round",
     "marlin": "gptq",
     "ptpc_fp8": "fp8",
@@ -83,7 +90,7 @@ TABLES = frozenset("aqlm exl2 exl3 higgs spqr vptq".split())
 # methods of other engines; floats of such a checkpoint are served, other weights are refused
 _UNREAD = frozenset(
     "deepspeedfp eetq experts_int8 fouroversix fp_quant gemma gptq_marlin_24 ipex metal "
-    "modelopt_mixed moe_wna16 mxfp8 quanto sinq".split()
+    "moe_wna16 quanto sinq".split()
 )
 KNOWN_METHODS = _UNREAD | TABLES | METHODS.keys() | ALIASES.keys()
 SCALE_TENSORS = re.compile(
@@ -116,6 +123,7 @@ ONLINE_FORMATS = {
     **TORCHAO_FP8,
     **ROUNDED,
 }
+UNQUANTIZED = "unquant"  # --quantization of weights as the checkpoint has them
 CHECKPOINT_FLAGS = tuple(dict.fromkeys(flag for m in METHODS.values() for flag in m.flags))
 
 

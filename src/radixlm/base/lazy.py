@@ -19,8 +19,11 @@ def require(module: str, extra: str, why: str) -> ModuleType:
 
 
 def require_transformers(extra: str, why: str) -> Any:
-    """The package transformers without its notes and progress bars: one bar tells of weights."""
+    """The package transformers without its notes and progress bars: one bar tells of weights. It
+    refuses code that comes with a checkpoint; else it would ask the terminal whether to run it."""
     library: Any = require("transformers", extra, why)
+    remote_code: Any = importlib.import_module("transformers.dynamic_module_utils")
+    remote_code.TIME_OUT_REMOTE_CODE = 0
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
+from radixlm.arch.quant_methods import (
+    CHECKPOINT_FLAGS,
+    ONLINE_INTEGERS,
+    TORCHAO_FP8,
+    UNQUANTIZED,
+)
 from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group
 
 LOAD_FORMATS = (
@@ -20,7 +25,7 @@ LOAD_FORMATS = (
     "remote",
     "remote_instance",
 )
-_QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS)))
+_QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS, UNQUANTIZED)))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -115,7 +120,8 @@ class ModelConfig(Group):
     ] = "auto"
     quantization: Annotated[
         str | None,
-        "Method that quantizes the weights at load, or that the checkpoint was quantized with.",
+        "Method that quantizes the weights at load, or that the checkpoint was quantized with; "
+        "unquant: as the checkpoint has them.",
         Flag(
             choices=_QUANTIZATIONS,
         ),
@@ -174,4 +180,5 @@ class ModelConfig(Group):
     def quantized_as(self) -> str:
         """How weights are quantized when they are loaded, by whichever option says so; "" if none
         does."""
-        return self.quantization or self.torchao_config or ""
+        asked = self.quantization if self.quantization != UNQUANTIZED else None
+        return asked or self.torchao_config or ""

@@ -73,7 +73,7 @@ class MoeLayer(Module):
         self._groups = context.attention_groups
         wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
         self._together = context.scheme.rows_together(dim), context.scheme.rows_together(spec.inner)
-        self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
+        self._fmt_of = context.scheme.expert_fmt
         if spec.deep_router is not None:
             self.deep_router = DeepRouterLayer(spec, spec.deep_router, wide, context)
         else:
@@ -197,7 +197,8 @@ class MoeLayer(Module):
         if self.spec.sinks:
             borrows = self._kernels.copies_weights
             sinks = [p.borrow() if borrows else p.take() for p in (self.sink_up, self.sink_down)]
-            self._sinks = self._kernels.pack_experts(*sinks, None, None, self.spec.act, self._fmts)
+            fmts = tuple(map(self._fmt_of, sinks))
+            self._sinks = self._kernels.pack_experts(*sinks, None, None, self.spec.act, fmts)
             self._weight_scale = self.weight_scale.take()
         if self.spec.hash_vocab:
             self._experts_of_token = table = self.experts_of_token.take()
@@ -217,10 +218,7 @@ class MoeLayer(Module):
         )
         copies = is_packed and self._kernels.copies_weights
         weights, fmts, grids = zip(
-            *(
-                _take_weights(param, fmt, copies)
-                for param, fmt in zip((self.up, self.down), self._fmts, strict=True)
-            ),
+            *(_take_weights(param, self._fmt_of, copies) for param in (self.up, self.down)),
             strict=True,
         )
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
@@ -423,11 +421,14 @@ class MoeLayer(Module):
         return run(x_TD, weights_TK, ids_TK, ExpertAdapters(rows, site))
 
 
-def _take_weights(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, QuantScales | None]:
+def _take_weights(
+    param: Param, fmt_of: Callable[[Tensor], str], copies: bool
+) -> tuple[Tensor, str, QuantScales | None]:
     """Weights of experts, their format, and scales where they are whole numbers."""
     grid, param.quantized = param.quantized, None
     if grid is None:
-        return param.borrow() if copies else param.take(), fmt, None
+        floats = param.borrow() if copies else param.take()
+        return floats, fmt_of(floats), None
     whole = to_kernel_weight(grid)
     return whole.values, whole.fmt, whole.scales
 

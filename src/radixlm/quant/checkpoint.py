@@ -96,7 +96,10 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
         nested = config.get(key)
         if not found and isinstance(nested, dict):
             found = nested.get("quantization_config")
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    # DeepSeek V4 says beside it what experts are
+    return {"expert_dtype": config.get("expert_dtype"), **found}
 
 
 def block_sizes(block: object) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from radixlm.quant.integers import BITS, IntegerQuant, check_bits, group_sizes, 
 NAME = "compressed-tensors"
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense")
 _SPARSE = ("dense", "sparse-bitmask", "sparse-24-bitmask")
-_FP8_STRATEGIES = {"tensor", "channel", "block"}
+_FP8_STRATEGIES = {"tensor", "channel", "group", "block"}
 _INTEGER_STRATEGIES = ("tensor", "channel", "group", "block")
 
 
@@ -66,9 +66,11 @@ def _parse_fp8(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> Store
     if not strategies <= _FP8_STRATEGIES:
         raise ConfigError(
             "quantization_config: 8 bit floats with scales by "
-            f"{', '.join(sorted(strategies))} cannot be loaded; known: tensor, channel, block"
+            f"{', '.join(sorted(strategies))} cannot be loaded; known: "
+            + ", ".join(sorted(_FP8_STRATEGIES))
         )
     blocks = _block_structures(weights)
+    blocks += [(1, w.get("group_size")) for w in weights if w.get("strategy") == "group"]
     return with_block(NAME, blocks[0] if blocks else None)
 
 

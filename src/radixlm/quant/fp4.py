@@ -7,10 +7,14 @@ from typing import Any, ClassVar
 from radixlm.arch.quant_methods import METHODS
 from radixlm.base.record import Record
 from radixlm.quant.checkpoint import StoredQuant
-from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.fp8 import Fp8Quant, mxfp8, with_block
 from radixlm.quant.prequantized import PrequantizedScheme
 from radixlm.quant.scheme import Scheme
-from radixlm.quant.widened import WidenedQuant
+from radixlm.quant.widened import MixedScheme, WidenedQuant
+
+# ModelOpt's names of algorithms that store weights alike
+_NVFP4 = frozenset("NVFP4 NVFP4_AWQ W4A16_NVFP4 W4A8_NVFP4_FP8 MODELOPT_FP4 PETIT_NVFP4".split())
+_FP8 = frozenset("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO MODELOPT_FP8".split())
 
 
 class Fp4Quant(WidenedQuant):
@@ -27,17 +31,27 @@ class SparseQuant(WidenedQuant):
 
 class MixedQuant(Record):
     """Several kinds of numbers in one checkpoint; of those in integers or 4 bit floats layers keep
-    what is stored, 8 bit floats are dequantized. ``parts``: the innermost source first."""
+    what is stored, 8 bit floats are dequantized. ``parts``: the innermost source first. ``fmt``:
+    of kernels/ops/fp8.py, in which layers keep 8 bit floats after all."""
 
     method: str
     parts: tuple[StoredQuant, ...]
+    fmt: str = ""
     source: ClassVar[str] = "radixlm.weights.fp4_source:open_mixed"
 
     def matches_flag(self, flag: str) -> bool:
         return flag in METHODS[self.method].flags
 
     def scheme(self) -> Scheme:
-        return PrequantizedScheme()
+        return MixedScheme(self.fmt) if self.fmt else PrequantizedScheme()
+
+
+def parse_fp8(config: Mapping[str, Any]) -> StoredQuant:
+    """Of FP8 as DeepSeek and Hugging Face write it, experts maybe in floats of 4 bits;
+    ``weight_block_size`` null: a scale each row or tensor."""
+    fp8 = with_block("fp8", config.get("weight_block_size"))
+    has_fp4 = config.get("expert_dtype") == "fp4" or config.get("moe_quant_algo") in _NVFP4
+    return MixedQuant("fp8", (fp8, Fp4Quant("fp8")), fp8.fmt) if has_fp4 else fp8
 
 
 def parse_mxfp4(config: Mapping[str, Any]) -> Fp4Quant:
@@ -47,13 +61,15 @@ def parse_mxfp4(config: Mapping[str, Any]) -> Fp4Quant:
 
 def parse_modelopt(config: Mapping[str, Any]) -> StoredQuant | None:
     """Of NVIDIA ModelOpt, also under the names of its kernels; None for algorithms other than FP8,
-    NVFP4 and a mixture of both."""
+    MXFP8, NVFP4 and a mixture of them."""
     nested = config.get("quantization")
     stated = nested if isinstance(nested, dict) else config
     algorithm = str(stated.get("quant_algo") or config.get("quant_method")).upper()
     fp8, fp4 = Fp8Quant("modelopt"), Fp4Quant("modelopt")
-    if algorithm == "MIXED_PRECISION":
+    if algorithm in ("MIXED_PRECISION", "MODELOPT_MIXED"):
         return MixedQuant("modelopt", (fp8, fp4))
-    if algorithm in ("NVFP4", "NVFP4_AWQ", "MODELOPT_FP4", "PETIT_NVFP4"):
+    if algorithm in _NVFP4:
         return fp4
-    return fp8 if algorithm == "FP8" else None
+    if algorithm == "MXFP8":
+        return mxfp8("modelopt")
+    return fp8 if algorithm in _FP8 else None

@@ -16,6 +16,7 @@ from radixlm.quant.param import Param
 from radixlm.quant.scheme import OnlineQuantScheme, Scheme, UnquantizedScheme
 
 BY_ROW, BY_BLOCK = FORMATS
+MX_BLOCK = (1, 32)  # of MXFP8: rows and inputs that share a scale
 _SAMPLE_ROWS = 64
 _MAX_CHANGE = 0.01  # relative, of weights that were 8 bit floats before; others change by 0.025
 
@@ -36,15 +37,19 @@ class Fp8Quant(Record):
         return PrequantizedFp8Scheme(self.fmt)
 
 
-def parse_fp8(config: Mapping[str, Any]) -> Fp8Quant:
-    """Of FP8 as DeepSeek and Hugging Face write it; ``weight_block_size`` null: a scale each row
-    or tensor."""
-    return with_block("fp8", config.get("weight_block_size"))
-
-
 def parse_fbgemm(config: Mapping[str, Any]) -> Fp8Quant:
     """Of fbgemm: a scale for each row."""
     return Fp8Quant("fbgemm_fp8")
+
+
+def parse_mxfp8(config: Mapping[str, Any]) -> Fp8Quant:
+    """Of MXFP8, whose blocks have one size, whatever ``weight_block_size`` says."""
+    return mxfp8("mxfp8")
+
+
+def mxfp8(method: str) -> Fp8Quant:
+    """A scale, which is a power of two, for 32 inputs of a row."""
+    return with_block(method, MX_BLOCK)
 
 
 def with_block(method: str, block: object) -> Fp8Quant:
@@ -63,9 +68,17 @@ class PrequantizedFp8Scheme(OnlineQuantScheme):
     ) -> PackedLinear:
         value = params["weight"].value
         assert value is not None, "a parameter was used before it was loaded"
-        if value.is_meta or is_fp8_exact(value, self.fmt(value.shape[1])):  # meta: packed already
+        if self._is_stored(value):
             return super().pack(kernels, params, gate_act)
         return UnquantizedScheme().pack(kernels, params, gate_act)
+
+    def expert_fmt(self, weight_EOI: Tensor) -> str:
+        ends = (weight_EOI[0], weight_EOI[-1])
+        return super().expert_fmt(weight_EOI) if all(map(self._is_stored, ends)) else ""
+
+    def _is_stored(self, weight_OI: Tensor) -> bool:
+        """Whether the checkpoint has the weight in ``fmt``; what was packed before is meta."""
+        return weight_OI.is_meta or is_fp8_exact(weight_OI, self.fmt(weight_OI.shape[1]))
 
 
 def is_fp8_exact(weight_OI: Tensor, fmt: str) -> bool:

@@ -1,6 +1,12 @@
 """The quantization scheme, by ``--quantization``, ``--torchao-config`` and the checkpoint."""
 
-from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_FORMATS, ROUNDED, methods_of_flag
+from radixlm.arch.quant_methods import (
+    CHECKPOINT_FLAGS,
+    ONLINE_FORMATS,
+    ROUNDED,
+    UNQUANTIZED,
+    methods_of_flag,
+)
 from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant
 from radixlm.quant.rounded import RoundedScheme
@@ -15,6 +21,8 @@ def make_scheme(
 ) -> Scheme:
     """The scheme that the options name, else that of the checkpoint; ConfigError if they
     contradict each other or are not built."""
+    if quantization == UNQUANTIZED:
+        quantization = None
     if load_format == "bitsandbytes" and quantization not in (None, load_format):
         raise ConfigError(
             f"--load-format bitsandbytes and --quantization {quantization} contradict each other; "

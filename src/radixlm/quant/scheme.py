@@ -4,6 +4,8 @@ that runs them, and knows nothing else about quantization."""
 from collections.abc import Mapping
 from typing import Protocol
 
+from torch import Tensor
+
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, is_fp8
 from radixlm.kernels.ops.linear import PackedLinear
@@ -18,6 +20,10 @@ class Scheme(Protocol):
 
     def fmt(self, in_features: int) -> str:
         """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
+        ...
+
+    def expert_fmt(self, weight_EOI: Tensor) -> str:
+        """As ``fmt``, of stacked experts with these values."""
         ...
 
     def accepts_quantized(self, in_features: int) -> bool:
@@ -49,6 +55,9 @@ class UnquantizedScheme:
 
     def fmt(self, in_features: int) -> str:
         return ""
+
+    def expert_fmt(self, weight_EOI: Tensor) -> str:
+        return self.fmt(weight_EOI.shape[-1])
 
     def accepts_quantized(self, in_features: int) -> bool:
         return False

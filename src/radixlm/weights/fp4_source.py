@@ -4,7 +4,9 @@
                               biased by 127 (MXFP4)
     X.weight_packed           compressed-tensors: uint8 [O, I / 2]; X.weight_scale either powers of
                               two, or e4m3 divided by X.weight_global_scale (NVFP4)
-    X.weight (uint8)          ModelOpt: X.weight_scale e4m3 times X.weight_scale_2
+    X.weight (uint8)          ModelOpt: X.weight_scale e4m3 times X.weight_scale_2; inputs times
+                              X.pre_quant_scale [I] where there is one
+    X.weight (int8)           DeepSeek V4: X.scale, powers of two (e8m0)
 
 Legend: O outputs, I inputs, G groups of 16 or 32 inputs that share a scale.
 """
@@ -24,7 +26,11 @@ from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_PARTS = ("weight_packed", "weight", "weight_scale", "weight_scale_2", "weight_global_scale")
+_PRE = "pre_quant_scale"
+_PARTS = (
+    *("weight_packed", "weight", "weight_scale", "weight_scale_2", "weight_global_scale"),
+    *("scale", _PRE),
+)
 _VALUES = ("blocks", "weight_packed", "weight")  # at most one of them is there
 
 
@@ -53,7 +59,7 @@ class Fp4Source(PartsSource):
     def weight(self, name: str) -> Tensor:
         values, scale = self._values(name)
         if values.ndim == 2:
-            return _dequantize(values, scale, self._dtype)
+            return self._of_inputs(name, _dequantize(values, scale, self._dtype))
         out = torch.empty(values.shape, dtype=self._dtype)
         for expert, (codes, scales) in enumerate(zip(values, scale, strict=True)):
             out[expert] = _dequantize(codes, scales, self._dtype)  # one at a time: less memory
@@ -63,15 +69,27 @@ class Fp4Source(PartsSource):
         if name not in self._parts:
             return self.inner.read_quantized(name)
         values, scale = self._values(name)
-        if values.shape[-1] // scale.shape[-1] not in FP4_GROUPS:
+        if values.shape[-1] // scale.shape[-1] not in FP4_GROUPS or _PRE in self._parts[name]:
             return None
         return QuantizedWeight(values, scale, torch.zeros_like(scale), is_fp4=True)
+
+    def _of_inputs(self, name: str, weight_OI: Tensor) -> Tensor:
+        """The weight for inputs as they come, where it was made for scaled ones."""
+        if _PRE not in self._parts[name]:
+            return weight_OI
+        scale_I = self.part(name, _PRE)
+        if scale_I.shape != weight_OI.shape[1:]:
+            where = self._parts[name][_PRE]
+            raise ValueError(f"{where} {list(scale_I.shape)}: inputs are {weight_OI.shape[1]}")
+        return (weight_OI.float() * scale_I.float()).to(self._dtype)
 
     def _values(self, name: str) -> tuple[Tensor, Tensor]:
         """(codes uint8 [.., O, I], float32 scales [.., O, G])."""
         stored = next(part for part in _VALUES if part in self._parts[name])
         packed = self.part(name, stored)
         where = self._parts[name][stored]
+        if packed.dtype == torch.int8:
+            packed = packed.view(torch.uint8)
         if packed.dtype != torch.uint8:
             raise ValueError(f"{where} is of {packed.dtype}, not of bytes with two numbers each")
         if stored == "blocks":
@@ -92,7 +110,7 @@ class Fp4Source(PartsSource):
         return codes, scale.contiguous()
 
     def _scale(self, name: str) -> Tensor:
-        scale = self.part(name, "weight_scale")
+        scale = self.part(name, "scale" if "scale" in self._parts[name] else "weight_scale")
         if scale.dtype == torch.uint8:
             return powers_of_two(scale)
         scale = scale.float()
@@ -124,5 +142,8 @@ def _dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _is_fp4(inner: TensorSource, parts: Mapping[str, str]) -> bool:
     stored = next((part for part in _VALUES if part in parts), "")
-    has_scale = bool(stored) and "weight_scale" in parts
-    return has_scale and inner.read(parts[stored]).dtype == torch.uint8
+    if not stored or not {"weight_scale", "scale"} & parts.keys():
+        return False
+    dtype = inner.dtype(parts[stored])
+    is_v4 = dtype == torch.int8 and "scale" in parts  # others store integers so
+    return is_v4 or dtype == torch.uint8

@@ -220,5 +220,5 @@ def _has_integers(source: TensorSource, parts: Mapping[str, str]) -> bool:
     if len(parts) == 1 and "weight" in parts:
         return False
     if _PACKED in parts:  # bytes hold floats of 4 bits
-        return source.read(parts[_PACKED]).dtype != torch.uint8
-    return "weight" not in parts or not source.read(parts["weight"]).is_floating_point()
+        return source.dtype(parts[_PACKED]) != torch.uint8
+    return "weight" not in parts or not source.dtype(parts["weight"]).is_floating_point

@@ -15,7 +15,7 @@ from radixlm.weights.source import TensorSource
 Scales = Mapping[int, tuple[float, float]]  # layer -> of K, of V
 # ModelOpt and compressed-tensors, Quark, and one number for both
 _NAME = re.compile(
-    r"\.(\d+)\.(?:\w*att\w*\.)+(?:\w+\.)?(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$"
+    r"\.(\d+)\.(?:\w*(?:att|mixer)\w*\.)+(?:\w+\.)?(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$"
 )
 _FLAG = "--quantization-param-path"
 

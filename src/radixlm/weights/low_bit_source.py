@@ -27,7 +27,7 @@ class W4AFp8Source(PartsSource):
         parts = {
             name: part
             for name, part in found.items()
-            if len(part) == 2 and "weight" in part and inner.read(name).dtype == torch.int8
+            if len(part) == 2 and "weight" in part and inner.dtype(name) == torch.int8
         }
         super().__init__(Fp8Source(inner, Fp8Quant(quant.method, BY_BLOCK), dtype), parts, dtype)
 
@@ -55,7 +55,7 @@ class BitNetSource(PartsSource):
         for name, found in find_parts(inner, ("weight", "weight_scale")).items():
             if quant.is_online and name.endswith("_proj.weight"):
                 parts[name] = found
-            elif len(found) == 2 and inner.read(name).dtype == torch.uint8:
+            elif len(found) == 2 and inner.dtype(name) == torch.uint8:
                 parts[name] = found
         super().__init__(inner, parts, dtype)
 

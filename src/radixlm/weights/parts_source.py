@@ -47,6 +47,9 @@ class PartsSource(WrappedSource):
         wide = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
         return wide.to(self._dtype)
 
+    def dtype(self, name: str) -> torch.dtype:
+        return self._dtype if name in self._parts else self.inner.dtype(name)
+
     def is_quantized(self, name: str) -> bool:
         return name in self._parts or self.inner.is_quantized(name)
 

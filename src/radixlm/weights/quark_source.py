@@ -27,7 +27,7 @@ class QuarkSource(PartsSource):
             name: found
             for name, found in find_parts(inner, _PARTS).items()
             if {"weight", "weight_scale"} <= found.keys()
-            and inner.read(found["weight"]).dtype in _INTEGERS
+            and inner.dtype(found["weight"]) in _INTEGERS
         }
         super().__init__(inner, parts, dtype)
 

@@ -1,6 +1,8 @@
 """Safetensors files, memory-mapped: pages are loaded as a tensor is read, and dropped when it is
 released.
 
+Floats of 4 bits are read as the bytes that hold two of them.
+
 Format: 8 bytes little-endian header size, a JSON header {name: {dtype, shape, data_offsets}},
 then the data (https://github.com/huggingface/safetensors).
 """
@@ -29,6 +31,8 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
@@ -170,6 +174,10 @@ def _check_overlap(file: Path, entries: Mapping[str, Entry]) -> None:
 
 def _entry(file: Path, number: int, name: str, record: object, base: int, file_size: int) -> Entry:
     match record:
+        case {
+            "dtype": "F4", "shape": [*rows, int(width)], "data_offsets": [int(start), int(end)]
+        } if width % 2 == 0:  # fmt: skip
+            dtype, shape = "I8", [*rows, width // 2]
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
             pass
         case _:

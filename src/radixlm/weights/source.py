@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
@@ -27,6 +28,10 @@ class TensorSource(ABC):
     def read(self, name: str) -> Tensor:
         """The tensor on the CPU; it may be a view of the file: copy what you keep. ValueError for
         parts that are missing or do not fit each other."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of what ``read`` gives."""
+        return self.read(name).dtype
 
     @abstractmethod
     def origins(self, name: str) -> Sequence[Origin]:

@@ -8,7 +8,7 @@ from typing import Any
 from radixlm.arch import spec
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
-from radixlm.arch.names import LAYER, SANDWICH, Named, Names
+from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Scaled
 from radixlm.base.record import replace
 
@@ -205,8 +205,11 @@ def _experts_beside(c: Config) -> tuple[spec.Moe | None, Names]:
         "moe.router": Named((LAYER + "router.proj",), Scaled(c.hidden_size**-0.5)),
         "moe.router_norm": LAYER + "router.scale",
         "moe.expert_scale": LAYER + "router.per_expert_scale",
-        "moe.up": LAYER + "experts.gate_up_proj",
-        "moe.down": LAYER + "experts.down_proj",
+        "moe.up": AnyOf(
+            LAYER + "experts.gate_up_proj",
+            (LAYER + "experts.{e}.gate_proj", LAYER + "experts.{e}.up_proj"),  # quantized
+        ),
+        "moe.down": AnyOf(LAYER + "experts.down_proj", LAYER + "experts.{e}.down_proj"),
     }
     return spec.Moe(c.num_experts, count, c.moe_intermediate_size, act, **fields), names
 

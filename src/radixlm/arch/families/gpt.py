@@ -249,7 +249,7 @@ def modernbert_decoder(c: Config) -> Decoder:
 def gpt_oss(c: Config) -> Decoder:
     c.refuse("swiglu_alpha", 1.702)
     c.refuse("swiglu_limit", 7.0)
-    bias, experts = c.attention_bias, LAYER + "mlp.experts."
+    bias = c.attention_bias
 
     def mixer(i: int) -> Attention:
         span = b.window(c, i) if c.layer_types else 0 if i % 2 else c.sliding_window
@@ -260,16 +260,29 @@ def gpt_oss(c: Config) -> Decoder:
         c,
         mixer,
         b.moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
-        names={
-            "moe.router": LAYER + "mlp.router",
-            "moe.up": AnyOf(
-                Named((experts + "gate_up_proj_blocks",), interleaved_middle),  # MXFP4
-                Named((experts + "gate_up_proj",), interleaved_transposed),
-            ),
-            "moe.down": AnyOf(
-                experts + "down_proj_blocks", Named((experts + "down_proj",), transposed)
-            ),
-            "moe.up_bias": Named((experts + "gate_up_proj_bias",), interleaved),
-            "moe.down_bias": experts + "down_proj_bias",
-        },
+        names=_GPT_OSS,
     )
+
+
+_EXPERTS = LAYER + "mlp.experts."
+_EXPERT = _EXPERTS + "{e}."
+_GPT_OSS: Names = {
+    "moe.router": LAYER + "mlp.router",
+    "moe.up": AnyOf(
+        Named((_EXPERTS + "gate_up_proj_blocks",), interleaved_middle),  # MXFP4
+        Named((_EXPERTS + "gate_up_proj",), interleaved_transposed),
+        Named((_EXPERT + "gate_up_proj",), interleaved_middle),  # Quark
+        (_EXPERT + "gate_proj", _EXPERT + "up_proj"),
+    ),
+    "moe.down": AnyOf(
+        _EXPERTS + "down_proj_blocks",
+        Named((_EXPERTS + "down_proj",), transposed),
+        _EXPERT + "down_proj",
+    ),
+    "moe.up_bias": AnyOf(
+        Named((_EXPERTS + "gate_up_proj_bias",), interleaved),
+        Named((_EXPERT + "gate_up_proj.bias",), interleaved),
+        (_EXPERT + "gate_proj.bias", _EXPERT + "up_proj.bias"),
+    ),
+    "moe.down_bias": AnyOf(_EXPERTS + "down_proj_bias", _EXPERT + "down_proj.bias"),
+}

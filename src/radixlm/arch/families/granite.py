@@ -56,8 +56,14 @@ def _experts(c: Config, shared: int = 0) -> Moe:
 _MOE = LAYER + "block_sparse_moe."
 MOE_NAMES: Names = {
     "moe.router": AnyOf(_MOE + "router.layer", _MOE + "router"),
-    "moe.up": AnyOf(_MOE + "input_linear", _MOE + "experts.gate_up_proj"),
-    "moe.down": AnyOf(_MOE + "output_linear", _MOE + "experts.down_proj"),
+    "moe.up": AnyOf(
+        _MOE + "input_linear",
+        _MOE + "experts.gate_up_proj",
+        (_MOE + "experts.{e}.gate_proj", _MOE + "experts.{e}.up_proj"),  # quantized
+    ),
+    "moe.down": AnyOf(
+        *(_MOE + name for name in ("output_linear", "experts.down_proj", "experts.{e}.down_proj"))
+    ),
     "moe.shared.up": LAYER + "shared_mlp.input_linear",
     "moe.shared.down": LAYER + "shared_mlp.output_linear",
 }

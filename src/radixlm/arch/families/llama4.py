@@ -63,8 +63,13 @@ _LLAMA4: Names = {
     "ffn.up": (_FEED + "gate_proj", _FEED + "up_proj"),
     "ffn.down": _FEED + "down_proj",
     "moe.router": _FEED + "router",
-    "moe.up": Named((_FEED + "experts.gate_up_proj",), transposed),
-    "moe.down": Named((_FEED + "experts.down_proj",), transposed),
+    "moe.up": AnyOf(
+        Named((_FEED + "experts.gate_up_proj",), transposed),
+        (_FEED + "experts.{e}.gate_proj", _FEED + "experts.{e}.up_proj"),  # quantized
+    ),
+    "moe.down": AnyOf(
+        Named((_FEED + "experts.down_proj",), transposed), _FEED + "experts.{e}.down_proj"
+    ),
     "moe.shared.up": (_FEED + "shared_expert.gate_proj", _FEED + "shared_expert.up_proj"),
     "moe.shared.down": _FEED + "shared_expert.down_proj",
 }

@@ -314,7 +314,7 @@ def _details(state: ServerState) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": state.config.model.quantization or "none",
+        "quantization_level": state.config.model.quantized_as or "none",
     }
 
 

@@ -1,5 +1,5 @@
-"""Loads encoder weights of a checkpoint whose layout differs from the class's
-(``arch/media/layout.py``)."""
+"""Loads encoder weights that transformers cannot: of a checkpoint whose layout differs from the
+class's (``arch/media/layout.py``), and quantized ones."""
 
 import re
 from collections.abc import Iterable
@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.arch.media.layout import CheckpointLayout
+from radixlm.arch.names import is_beside, is_scale
 from radixlm.base.errors import CheckpointError
-from radixlm.weights.folder import open_folder
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.weights.folder import open_files, open_folder
+
+_PACKED = (torch.int16, torch.int32)  # integers with several numbers each
 
 
 def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: Any) -> Any:
@@ -21,6 +25,40 @@ def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: An
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
+
+
+def pretrained(auto: Any, config: Any, folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """(the model of transformers' ``auto`` class with the weights of its encoders, a report of the
+    load). transformers needs other packages for quantized weights, and takes stored numbers for
+    the weights where it knows no package: it never sees any."""
+    vars(config).pop("quantization_config", None)
+    source: Path | None = folder
+    weights = _dequantized_encoders(folder)
+    if weights is not None:
+        source, auto = None, auto._model_mapping[type(config)]
+    loaded: tuple[Any, Any] = auto.from_pretrained(
+        source,
+        config=config,
+        state_dict=weights,
+        dtype=dtype,
+        ignore_mismatched_sizes=True,  # the language model has no layers here
+        output_loading_info=True,
+    )
+    return loaded
+
+
+def _dequantized_encoders(folder: Path) -> dict[str, Tensor] | None:
+    """The tensors of the checkpoint's encoders as floats; None where they are floats already."""
+    if checkpoint_quant(folder) is None:
+        return None
+    stored = open_files(folder, "auto", None)
+    dtypes = (stored.dtype(name) for name in stored.sizes() if is_beside(name))
+    if not any(dtype.itemsize == 1 or dtype in _PACKED for dtype in dtypes):
+        return None
+    source = open_folder(folder, "auto")
+    sizes = source.sizes().items()
+    names = [name for name, size in sizes if size and is_beside(name) and not is_scale(name)]
+    return {name: source.read(name).clone() for name in names}
 
 
 def _add_norms(projector: Any, dtype: torch.dtype) -> None:

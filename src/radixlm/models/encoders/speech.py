@@ -9,6 +9,7 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
+from radixlm.models.encoders.layout_weights import pretrained
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -37,15 +38,7 @@ class SpeechEncoder:
         for key in _LAYER_KEYS:
             if hasattr(config, key):
                 setattr(config, key, 0)
-        loaded: tuple[Any, dict[str, Any]]
-        loaded = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-        return loaded
+        return pretrained(transformers.AutoModelForSpeechSeq2Seq, config, folder, dtype)
 
     @torch.inference_mode()
     def encode(self, media: Media) -> Tensor:

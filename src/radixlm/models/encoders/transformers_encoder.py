@@ -24,11 +24,9 @@ from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
 from radixlm.models.encoders.custom import build
-from radixlm.models.encoders.layout_weights import config_of, fill
+from radixlm.models.encoders.layout_weights import config_of, fill, pretrained
 from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
-from radixlm.quant.checkpoint import checkpoint_quant
-from radixlm.quant.integers import IntegerQuant
 from radixlm.wire.media import Media
 
 log = logging.getLogger(__name__)
@@ -242,15 +240,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         else:
             config = _config(transformers, spec.hf_model_type, folder)
             _without_layers(config.get_text_config())
-            if isinstance(checkpoint_quant(folder), IntegerQuant):
-                vars(config).pop("quantization_config", None)  # of the language model's layers
-            model, report = _auto(transformers, config).from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                ignore_mismatched_sizes=True,  # the language model has no layers here
-                output_loading_info=True,
-            )
+            model, report = pretrained(_auto(transformers, config), config, folder, dtype)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
     check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
