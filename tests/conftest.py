@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from radixlm.base import log
+from tests.fakes.interpreter import replace_language_once_a_launch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -53,6 +54,7 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+    replace_language_once_a_launch()
 
 
 @pytest.hookimpl(wrapper=True)

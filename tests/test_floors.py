@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def _package(path: Path) -> str | None:
     return parts[0] if len(parts) > 1 else None
 
 
+@lru_cache(None)
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported at run time) of each import in the file."""
     tree = ast.parse(path.read_text())
@@ -69,30 +71,49 @@ def _imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_down(path: Path) -> None:
+def _live_imports(path: Path) -> list[str]:
+    return [module for module, at_run_time in _imports(path) if at_run_time]
+
+
+PACKAGES = {
+    package: [p for p in FILES if _package(p) == package] for package in map(_package, FILES)
+}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _is_torch_free(path: Path) -> bool:
     mine = _package(path)
-    if mine is None or "assets" in path.parts:
-        return
-    assert mine in FLOOR, f"{mine} stands on no floor: name it in FLOORS"
-    for module, live in _imports(path):
-        parts = module.split(".")
-        if parts[0] != "radixlm" or len(parts) == 1 or not live:
-            continue
-        other = parts[1]
-        if other == mine or other not in FLOOR or (mine, other) in SIDEWAYS:
-            continue
-        assert FLOOR[other] < FLOOR[mine], f"{mine} (floor {FLOOR[mine]}) imports {module}"
+    free = mine in TORCH_FREE or _name(path) in TORCH_FREE_FILES
+    return free or (mine == "step" and path.name != "batch.py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_torch_free_packages_import_no_torch(path: Path) -> None:
-    mine, name = _package(path), str(path.relative_to(ROOT))
-    free = mine in TORCH_FREE or name in TORCH_FREE_FILES
-    if not free and not (mine == "step" and path.name != "batch.py"):
-        return
-    live = [m for m, at_run_time in _imports(path) if at_run_time]
-    assert not [m for m in live if m.split(".")[0] in ("torch", "transformers")]
+@pytest.mark.parametrize("package", FLOOR)
+def test_imports_go_down(package: str) -> None:
+    wrong = []
+    for path in PACKAGES[package]:
+        for module in _live_imports(path):
+            parts = module.split(".")
+            if parts[0] != "radixlm" or len(parts) == 1 or parts[1] not in FLOOR:
+                continue
+            other = parts[1]
+            is_allowed = other == package or (package, other) in SIDEWAYS
+            if not is_allowed and FLOOR[other] >= FLOOR[package]:
+                wrong.append(f"{_name(path)} (floor {FLOOR[package]}) imports {module}")
+    assert not wrong, wrong
+
+
+def test_every_package_stands_on_a_floor() -> None:
+    assert PACKAGES.keys() - {None, "assets"} == FLOOR.keys(), "name it in FLOORS"
+
+
+@pytest.mark.parametrize("package", FLOOR)
+def test_torch_free_packages_import_no_torch(package: str) -> None:
+    paths = [path for path in PACKAGES[package] if _is_torch_free(path)]
+    live = [(_name(path), m) for path in paths for m in _live_imports(path)]
+    assert not [one for one in live if one[1].split(".")[0] in ("torch", "transformers")]
 
 
 def test_the_scheduler_knows_of_no_ranks() -> None:

@@ -9,6 +9,7 @@ a graph.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import traceback
@@ -20,6 +21,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from tests.fakes.interpreter import replace_language_once_a_launch
 
 READS = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
 WAITS: Counter[str] = Counter()
@@ -139,6 +142,8 @@ _CUDA: dict[str, Any] = {
 def install() -> None:
     """Patch torch for the rest of the process; use it only in a process of its own."""
     os.environ["TRITON_INTERPRET"] = "1"
+    importlib.import_module("triton.runtime.interpreter")
+    replace_language_once_a_launch()
     for name, function in _CUDA.items():
         setattr(torch.cuda, name, function)
     torch.version.cuda = "12.8"

@@ -53,42 +53,42 @@ def test_a_killed_engine_changes_no_program() -> None:
 
 
 CLIENT = """
-import sys
+import os, sys
 import radixlm as sgl
-from tests.lang.test_deaths import branches
+import radixlm.lang.cassette as cassette
+from tests.lang.test_deaths import texts
 
-count = int(sys.argv[3])
-if count:  # die when so many calls are in the file
-    import radixlm.lang.cassette as cassette, os
-    write = cassette.Cassette._write
-    def dying(self, record):
-        global count
-        write(self, record)
-        count -= 1
-        if count == 0:
-            os.kill(os.getpid(), 9)
-    cassette.Cassette._write = dying
+count = 7  # die when so many calls are in the file
+write = cassette.Cassette._write
+def dying(self, record):
+    global count
+    write(self, record)
+    count -= 1
+    if count == 0:
+        os.kill(os.getpid(), 9)
+cassette.Cassette._write = dying
 with sgl.Engine(log_level="error", cpu_threads=1) as engine:
-    states = branches.run_batch([(n,) for n in range(4)], backend=engine, checkpoint=sys.argv[1])
-    open(sys.argv[2], "w").write(repr([s.text() for s in states]))
+    texts(engine, sys.argv[1])
 """
+
+
+def texts(engine: sgl.Engine, kept: str) -> list[str]:
+    batch = [(number,) for number in range(4)]
+    return [s.text() for s in branches.run_batch(batch, backend=engine, checkpoint=kept)]
 
 
 def test_a_killed_client_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
     """Sampled at temperature 1: seeds come from the file."""
     root = Path(__file__).parents[2]
-
-    def run(name: str, kept: Path, die_after: int) -> int:
-        arguments = [str(kept), str(tmp_path / name), str(die_after)]
-        command = [sys.executable, "-c", CLIENT, *arguments]
-        env = {"PYTHONPATH": f"{root}:{root / 'src'}", "PATH": ""}
-        return subprocess.run(command, env=env, timeout=100, check=False).returncode
-
-    cut = tmp_path / "calls"
-    assert run("none", cut, 7) == -9
-    num_kept = len(cut.read_bytes().splitlines())
-    assert num_kept == 7
-    whole = tmp_path / "header"
-    whole.write_bytes(cut.read_bytes().splitlines(keepends=True)[0])
-    assert run("resumed", cut, 0) == 0 and run("undisturbed", whole, 0) == 0
-    assert (tmp_path / "resumed").read_text() == (tmp_path / "undisturbed").read_text()
+    cut, whole = tmp_path / "calls", tmp_path / "header"
+    env = {"PYTHONPATH": f"{root}:{root / 'src'}", "PATH": ""}
+    command = [sys.executable, "-c", CLIENT, str(cut)]
+    assert subprocess.run(command, env=env, timeout=100, check=False).returncode == -9
+    lines = cut.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 7
+    whole.write_bytes(lines[0])
+    found = []
+    for kept in (cut, whole):
+        with sgl.Engine(log_level="error", cpu_threads=1) as engine:
+            found.append(texts(engine, str(kept)))
+    assert found[0] == found[1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.fakes.tiny_checkpoint import cached_tiny
 
+from radixlm import Engine
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.cpu import available, describe, extension, isa, reason
 from radixlm.kernels.cpu.extension import native
@@ -41,47 +42,41 @@ def test_a_missing_extension_is_reported_without_an_error() -> None:
 
 
 SERVES = """
-import sys
+import json, sys
 sys.modules["radixlm._cpu"] = None
 from radixlm.entrypoints.offline import Engine
-with Engine(model_path=sys.argv[1], quantization=sys.argv[2] or None) as engine:
-    params = {"max_new_tokens": 3, "ignore_eos": True}
-    made = engine.generate(input_ids=[5, 6, 7], sampling_params=params)
-    print(engine.config.execute.attention_backend, made["meta_info"]["completion_tokens"])
+from tests.kernels.cpu.test_extension import adapted
+for quantization in (None, "w8a8_int8"):
+    with Engine(model_path=sys.argv[1], quantization=quantization) as engine:
+        params = {"max_new_tokens": 3, "ignore_eos": True}
+        made = engine.generate(input_ids=[5, 6, 7], sampling_params=params)
+        print(engine.config.execute.attention_backend, made["meta_info"]["completion_tokens"])
+print(json.dumps(adapted()))
 """
 
 
-@pytest.mark.parametrize("quantization", ["", "w8a8_int8"])
-def test_without_the_extension_torch_serves_with_one_warning(quantization: str) -> None:
-    command = [sys.executable, "-c", SERVES, str(cached_tiny("Qwen3ForCausalLM")), quantization]
+def adapted() -> list[list[int]]:
+    """Tokens of a prompt with an adapter, and without."""
+    adapter = "upper=zoo/models/radix-tiny-lora-upper"
+    with Engine(model_path="radix-tiny", lora_paths=[adapter], cpu_threads=1) as engine:
+        params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
+        ids = [[5, 6, 7, 8, 9, 10]] * 2
+        made = engine.generate(input_ids=ids, sampling_params=params, lora_path=["upper", None])
+        return [one["output_ids"] for one in made]
+
+
+def test_without_the_extension_torch_serves_with_one_warning() -> None:
+    """A warning of each engine; the third one's adapters change the same tokens."""
+    command = [sys.executable, "-c", SERVES, str(cached_tiny("Qwen3ForCausalLM"))]
     run = subprocess.run(command, capture_output=True, text=True)
-    assert run.stdout.strip() == "torch_native 3", run.stderr
-    (warning,) = [line for line in run.stderr.splitlines() if "_cpu" in line]
-    assert "no fast kernels" in warning and "torch reference runs instead" in warning
-
-
-ADAPTED = """
-import sys
-if sys.argv[1:] == ["without"]:
-    sys.modules["radixlm._cpu"] = None
-from radixlm.entrypoints.offline import Engine
-adapter = "upper=zoo/models/radix-tiny-lora-upper"
-with Engine(model_path="radix-tiny", lora_paths=[adapter]) as engine:
-    params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
-    ids = [[5, 6, 7, 8, 9, 10]] * 2
-    made = engine.generate(input_ids=ids, sampling_params=params, lora_path=["upper", None])
-    print([one["output_ids"] for one in made])
-"""
-
-
-def test_without_the_extension_adapters_change_the_same_tokens() -> None:
-    native, without = (
-        subprocess.run([sys.executable, "-c", ADAPTED, *rest], capture_output=True, text=True)
-        for rest in ([], ["without"])
-    )
-    assert json.loads(without.stdout) == json.loads(native.stdout), without.stderr
-    adapted, plain = json.loads(native.stdout)
-    assert adapted != plain
+    *served, tokens = run.stdout.splitlines()
+    assert served == ["torch_native 3"] * 2, run.stderr
+    warnings = [line for line in run.stderr.splitlines() if "_cpu" in line]
+    assert len(warnings) == 3, warnings
+    for warning in warnings:
+        assert "no fast kernels" in warning and "torch reference runs instead" in warning
+    with_adapter, plain = adapted()
+    assert json.loads(tokens) == [with_adapter, plain] and with_adapter != plain
 
 
 def test_the_environment_picks_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
@@ -181,27 +183,24 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", default=MODULES)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--arch", type=int, choices=ARCHS, help="this one only")
-    parser.add_argument("--only", default="", help="variants whose name contains this")
+    parser.add_argument("--only", default="", help="variants whose name has this pattern")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--record", action="store_true", help=f"what {RECORD.name} lacks, into it")
     parser.add_argument("--missing", action="store_true", help=f"only what {RECORD.name} lacks")
     parser.add_argument("--list", action="store_true", help="names only, nothing is compiled")
-    parser.add_argument("--sample", type=int, help="so many of them, from all over")
+    parser.add_argument(
+        "--sample",
+        type=int,
+        help="so many of them, from all over; with --all also the representative ones",
+    )
     options = parser.parse_args()
-    choose = every if options.all else representative
-    jobs = [
-        (module, index, arch)
-        for name in options.modules
-        for module, index, arch in choose(name)
-        if arch in (options.arch or arch,)
-        and is_chosen(variants_of(module)[index], arch)
-        and options.only in variants_of(module)[index].name
-    ]
-    if options.record or options.missing:
-        jobs = unrecorded(jobs, options.record and len(options.modules) == len(MODULES))
+    check_names(options.modules)
+    jobs = asked(options, every if options.all else representative)
     if options.sample:
         jobs = jobs[:: max(1, -(-len(jobs) // options.sample))]
+    if options.sample and options.all:
+        jobs = list(dict.fromkeys([*asked(options, representative), *jobs]))
     if options.list:
         print("".join(f"{variants_of(m)[i].name} sm_{arch}\n" for m, i, arch in jobs), end="")
         return
@@ -215,6 +214,27 @@ def main() -> None:
     if options.table:
         print("\n".join(table(rows)))
         sys.exit(any("error" in row for row in rows))
+
+
+def check_names(modules: list[str]) -> None:
+    counts = Counter(variant.name for module in modules for variant in variants_of(module))
+    if twice := [name for name, count in counts.items() if count > 1]:
+        sys.exit(f"names of several variants: {twice}")
+
+
+def asked(options: argparse.Namespace, choose: Callable[[str], list[Job]]) -> list[Job]:
+    """The jobs of all modules that the options name."""
+    jobs = [
+        (module, index, arch)
+        for name in options.modules
+        for module, index, arch in choose(name)
+        if arch in (options.arch or arch,)
+        and is_chosen(variants_of(module)[index], arch)
+        and re.search(options.only, variants_of(module)[index].name)
+    ]
+    if options.record or options.missing:
+        return unrecorded(jobs, options.record and len(options.modules) == len(MODULES))
+    return jobs
 
 
 def unrecorded(jobs: list[Job], forgets: bool) -> list[Job]:

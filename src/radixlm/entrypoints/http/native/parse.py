@@ -1,5 +1,6 @@
 """Parsing of texts: /parse_function_call and /separate_reasoning."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -56,18 +57,20 @@ def _chunks(text: str, size: int | None) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
+def _known(field: str, asked: str | None, of_model: str | None, names: Collection[str]) -> str:
+    """The parser that ``field`` asks for, or the model's. InvalidRequest for one that is none."""
+    name = of_model if asked in _OF_MODEL else asked
+    if name is None or name not in names:
+        raise InvalidRequest(f"{field} {name!r:.80} is none of {', '.join(names)}", field)
+    return name
+
+
 @router.post("/parse_function_call", openapi_extra=documented(ParseFunctionCall))
 async def parse_function_call(request: Request) -> Response:
     """The tool calls in a text, and the remaining text."""
     body = await read_body(request, ParseFunctionCall, any_type=True)
-    name = body.tool_call_parser
-    if name in _OF_MODEL:
-        name = state_of(request).tool_format
-    if name not in tools.NAMES:
-        raise InvalidRequest(
-            f"tool_call_parser {name!r:.80} is none of {', '.join(tools.NAMES)}",
-            "tool_call_parser",
-        )
+    asked, of_model = body.tool_call_parser, state_of(request).tool_format
+    name = _known("tool_call_parser", asked, of_model, tools.NAMES)
     parser = tools.create(name, tool_specs(body.tools or []))
     chunks = _chunks(body.text, body.chunk_chars)
     parts = [*map(parser.feed, chunks), parser.finish()]
@@ -90,14 +93,8 @@ def _shown(part: ParsedText) -> dict[str, Any]:
 async def separate_reasoning(request: Request) -> Response:
     """The reasoning in a text, and the remaining text."""
     body = await read_body(request, SeparateReasoning, any_type=True)
-    name = body.reasoning_parser
-    if name in _OF_MODEL:
-        name = state_of(request).reasoning_format
-    if name not in reasoning.NAMES:
-        raise InvalidRequest(
-            f"reasoning_parser {name!r:.80} is none of {', '.join(reasoning.NAMES)}",
-            "reasoning_parser",
-        )
+    asked, of_model = body.reasoning_parser, state_of(request).reasoning_format
+    name = _known("reasoning_parser", asked, of_model, reasoning.NAMES)
     parser, chunks = reasoning.create(name), _chunks(body.text, body.chunk_chars)
     parts = [*map(parser.feed, chunks), parser.finish()]
     reasoning_text, text = ("".join(column) for column in zip(*parts, strict=True))

@@ -53,9 +53,7 @@ Documents = Annotated[
 ]
 
 
-class RerankRequest(Body):
-    """POST /v1/rerank."""
-
+class _Rerank(Body):
     query: Annotated[str, Field(min_length=1)]
     documents: Documents
     instruct: str | None = None
@@ -63,22 +61,20 @@ class RerankRequest(Body):
     truncate_prompt_tokens: Limit | None = None
     return_documents: bool = True
     model: str | None = None
-    rid: Rid | None = None
     use_activation: bool | None = None
 
 
-class SharedRerankRequest(Body):
+class RerankRequest(_Rerank):
+    """POST /v1/rerank."""
+
+    rid: Rid | None = None
+
+
+class SharedRerankRequest(_Rerank):
     """POST /rerank, /v2/rerank and /reranking, in the form of Cohere, Jina and llama.cpp."""
 
-    query: Annotated[str, Field(min_length=1)]
-    documents: Documents
-    instruct: str | None = None
-    top_n: Annotated[int, Field(ge=1)] | None = None
-    truncate_prompt_tokens: Limit | None = None
     return_documents: bool = False
-    model: str | None = None
     user: str | None = None
-    use_activation: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +87,7 @@ class Ranked:
     output: Output
 
 
-async def rank(
-    state: ServerState, body: RerankRequest | SharedRerankRequest, rid: str | None = None
-) -> list[Ranked]:
+async def rank(state: ServerState, body: _Rerank, rid: str | None = None) -> list[Ranked]:
     """All documents, best first; those with equal scores in the order of the request."""
     documents = texts_of(body.documents)
     limit = body.truncate_prompt_tokens
