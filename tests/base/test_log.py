@@ -8,10 +8,12 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from radixlm.base import log
+from radixlm.base.errors import ConfigError
 
 NAMES = (
     "",
@@ -44,6 +46,35 @@ def test_a_record_is_one_readable_line() -> None:
     logging.getLogger("radixlm.x").info("hello %d", 3)
     pattern = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] INFO scheduler: hello 3\n"
     assert re.fullmatch(pattern, stream.getvalue())
+
+
+def test_a_file_for_dict_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, written = tmp_path / "config.json", tmp_path / "log"
+    handler = {"class": "logging.FileHandler", "filename": str(written), "formatter": "f"}
+    config = {
+        "version": 1,
+        "formatters": {"f": {"format": "mine %(message)s"}},
+        "handlers": {"h": handler},
+        "root": {"handlers": ["h"]},
+        "loggers": {"radixlm.quiet": {"level": "WARNING"}},
+    }
+    file.write_text(json.dumps(config))
+    monkeypatch.setenv("SGLANG_LOGGING_CONFIG_PATH", str(file))
+    log.set_up_logging("scheduler", stream=(stream := io.StringIO()))
+    logging.getLogger("radixlm.quiet").info("no")
+    logging.getLogger("radixlm.x").info("yes")
+    assert (written.read_text(), stream.getvalue()) == ("mine yes\n", "")
+
+
+@pytest.mark.parametrize("text", [None, "[", "[1]", "{}", '{"version": 1, "root": {"level": 7.5}}'])
+def test_a_file_for_dict_config_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    monkeypatch.setenv("RADIXLM_LOGGING_CONFIG_PATH", str(tmp_path / "config.json"))
+    with pytest.raises(ConfigError, match=r"RADIXLM_LOGGING_CONFIG_PATH.* works, such as"):
+        log.set_up_logging("scheduler")
 
 
 def test_a_message_cannot_forge_a_record() -> None:

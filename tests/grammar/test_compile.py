@@ -9,7 +9,7 @@ import pytest
 from radixlm.base.errors import ConfigError, InvalidRequest, Overloaded
 from radixlm.grammar import compile as module
 from radixlm.grammar.compile import GrammarCache, GrammarFuture, create_backend
-from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, normalize_spec
+from radixlm.grammar.spec import CompiledGrammar, GrammarSpec, normalize_spec, read_json
 
 
 class Grammar:
@@ -118,3 +118,10 @@ def test_backends_by_name() -> None:
     assert create_backend("none", None, [], 0) is None  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--grammar-backend"):
         create_backend("smell", None, [], 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_constants_that_json_lacks_are_named(word: str) -> None:
+    spec = GrammarSpec("json_schema", f'{{"maximum": {word}}}')
+    with pytest.raises(InvalidRequest, match=f"json_schema: not JSON: {word} is no number of JSON"):
+        read_json(spec)

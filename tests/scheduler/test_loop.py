@@ -177,15 +177,16 @@ def test_a_sleep_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
         assert set(slept) == ({sleep_s} if sleep_s else set())
 
 
-def test_room_is_kept_for_prompts_and_a_share_of_outputs() -> None:
-    """Four tokens of a prompt of 12 have pages; outputs of 20 and 7 may follow."""
-    bench = SchedulerHarness(step_tokens=4, reserve=0.5)
+@pytest.mark.parametrize(("most", "kept"), [(4096, 10), (6, 3)])
+def test_room_is_kept_for_prompts_and_a_share_of_outputs(most: int, kept: int) -> None:
+    """Four tokens of a prompt of 12 have pages; 20 tokens of output may follow."""
+    bench = SchedulerHarness(step_tokens=4, reserve=0.5, max_reserved=most)
     bench.submit("a", [1] * 12, 20, ignore_eos=True)
     bench.tick()
     planner, table = bench.scheduler.planner, bench.scheduler.planner._table
     slots = planner._running_slots()
     left = int((table.prefill_len - table.num_allocated)[slots].sum())
-    assert left > 0 and planner._spare_pages() == bench.kv_manager.pages_for(left + 10)
+    assert left > 0 and planner._spare_pages() == bench.kv_manager.pages_for(left + kept)
 
 
 @pytest.mark.parametrize("prompt", [2, 40])

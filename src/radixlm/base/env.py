@@ -48,6 +48,13 @@ def read_count(text: str) -> int:
     return count
 
 
+def read_strict_level(text: str) -> int:
+    """0, 1 or 2; ValueError otherwise."""
+    if text.strip() not in ("0", "1", "2"):
+        raise ValueError("not 0, 1 or 2")
+    return int(text)
+
+
 def read_names(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -226,6 +233,36 @@ DEFAULT_THINKING: Variable[bool | None] = Variable(
     read_bool,
     "Whether a model reasons in chats that say nothing about it; the template decides unless set.",
     ("SGLANG_DEFAULT_THINKING", "SGLANG_ENABLE_THINKING"),
+)
+MAX_OUTPUT_ESTIMATE = Variable(
+    "RADIXLM_CLIP_MAX_NEW_TOKENS_ESTIMATION",
+    4096,
+    read_count,
+    "Output tokens of a running request for which admission keeps pages free, at most.",
+    ("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",),
+)
+TOOL_STRICT_LEVEL = Variable(
+    "RADIXLM_TOOL_STRICT_LEVEL",
+    0,
+    read_strict_level,
+    "What a grammar holds of calls that the model is free to make (tool_choice auto): 0, those of "
+    "strict tools; 1, also the names of all functions; 2, also their arguments.",
+    ("SGLANG_TOOL_STRICT_LEVEL",),
+)
+IMAGE_MAX_PIXELS = Variable(
+    "RADIXLM_IMAGE_MAX_PIXELS",
+    0,
+    read_count,
+    "Most pixels of an image of Qwen-VL and its relatives, which make larger ones smaller; 0: as "
+    "the checkpoint says.",
+    ("SGLANG_IMAGE_MAX_PIXELS",),
+)
+LOGGING_CONFIG_PATH = Variable(
+    "RADIXLM_LOGGING_CONFIG_PATH",
+    "",
+    str,
+    "JSON file for logging.config.dictConfig, in the place of --log-level and --log-format.",
+    ("SGLANG_LOGGING_CONFIG_PATH",),
 )
 QUEUE_TIMEOUT_S = Variable(
     "RADIXLM_QUEUE_TIMEOUT_S",

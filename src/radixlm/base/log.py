@@ -5,7 +5,12 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
+
+from radixlm.base.env import LOGGING_CONFIG_PATH
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 
 _QUIET = (
     "asyncio",
@@ -120,7 +125,8 @@ def set_up_logging(
     """Log this process's records as ``role`` ("http", "scheduler", ...) to ``stream`` (stderr).
     ``log_format``: "text" or "json".
 
-    May be called again: role and levels change, handlers do not pile up.
+    May be called again: role and levels change, handlers do not pile up. The file that
+    ``LOGGING_CONFIG_PATH`` names changes what it speaks of; ConfigError if it cannot be used.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -141,6 +147,22 @@ def set_up_logging(
         http.propagate = True
         http.setLevel(level_number(http_level or level))
     logging.captureWarnings(True)
+    if path := LOGGING_CONFIG_PATH.get():
+        _configure(Path(path))
+
+
+def _configure(path: Path) -> None:
+    """Apply a file for dictConfig. Loggers that it does not name stay as they are."""
+    try:
+        config = json.loads(path.read_bytes())
+        load("logging.config:dictConfig")({"disable_existing_loggers": False, **config})
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        message = (
+            f"environment variable {LOGGING_CONFIG_PATH.name}={str(path)!r} (or "
+            f"{LOGGING_CONFIG_PATH.aliases[0]}): {error}; a JSON object for Python's "
+            'logging.config.dictConfig works, such as {"version": 1}'
+        )
+        raise ConfigError(message) from error
 
 
 def set_level(level: str) -> None:

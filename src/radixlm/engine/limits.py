@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Rope
 from radixlm.attention.double_sparsity import DoubleSparsity
-from radixlm.base.env import RUNNING_TIMEOUT_S
+from radixlm.base.env import MAX_OUTPUT_ESTIMATE, RUNNING_TIMEOUT_S
 from radixlm.base.record import replace
 from radixlm.config.observe import LOG_EVERY_S, LOG_STEPS
 from radixlm.config.server_config import ServerConfig
@@ -74,6 +74,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         attention_length=attention_length(info.decoder) * (config.execute.device == "cpu"),
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
+        max_reserved=MAX_OUTPUT_ESTIMATE.get(),
         running_s=RUNNING_TIMEOUT_S.get(),
         reserved_tokens=reserved if disagg.disaggregation_mode == "decode" else 0,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,

@@ -133,10 +133,14 @@ def check_size(spec: GrammarSpec) -> None:
         raise refuse(spec.kind, f"more than {MAX_RULES} rules")
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON; 1.5 is one")
+
+
 def read_json(spec: GrammarSpec) -> Any:
     """The text as JSON; InvalidRequest if invalid, nested too deeply or too wide."""
     try:
-        value = json.loads(spec.text)
+        value = json.loads(spec.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise refuse(spec.kind, f"not JSON: {error}") from None
     depth, level = 0, [value]

@@ -26,7 +26,7 @@ from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_image
-from radixlm.multimodal.options import checked_options
+from radixlm.multimodal.options import checked_options, limit_pixels
 from radixlm.multimodal.positions import boxes, numbered_ids, rope_ids, without_boundaries
 from radixlm.multimodal.video import Video, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
@@ -147,9 +147,10 @@ class MediaProcessor:
 
     @cached_property
     def _processor(self) -> Any:
-        if self._spec.embeds_images:
-            return load_image_processor(self._folder, self._on_pillow)
-        return load_processor(self._folder, self._on_pillow)
+        load = load_image_processor if self._spec.embeds_images else load_processor
+        processor = load(self._folder, self._on_pillow)
+        limit_pixels(processor)
+        return processor
 
     @cached_property
     def _ids(self) -> dict[Modality, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -53,11 +54,11 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signum, signals.put_nowait, signum)
     try:
         await gateway.start(sock, context)
-        scheme = "https" if context else "http"
+        scheme, host = "https" if context else "http", options.host
         log.info(
             "ready on %s://%s:%d after %.2f s",
             scheme,
-            options.host,
+            f"[{host}]" if ":" in host else host,
             sock.getsockname()[1],
             time.monotonic() - began_s,
         )
@@ -95,9 +96,11 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise ConfigError(
-            f"--host {host} --port {port}: {error.strerror or error}; another port may be free"
-        ) from error
+        works = "--port 0 takes a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
+        why = error.strerror or error
+        raise ConfigError(f"--host {host} --port {port}: {why}; {works}") from error
     sock.setblocking(False)
     return sock
 

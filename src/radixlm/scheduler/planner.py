@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 LARGE_CALLS = 8  # a call that holds one of so many parts of the slots gives way to others
 # with pipeline stages, parts of all prompts for each stage behind the first, and the least tokens
 STAGE_CHUNKS, LEAST_STAGE_CHUNK = 8, 64
-MAX_RESERVED = 4096  # output tokens of a running request for which admission keeps pages free
 
 
 class Planner:
@@ -404,7 +403,7 @@ class Planner:
         table, slots = self._table, self._running_slots()
         prefills = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0).sum()
         planned = np.maximum(table.num_tokens[slots], table.num_computed[slots] + 1)
-        outputs = np.minimum(table.max_len[slots] - planned, MAX_RESERVED)
+        outputs = np.minimum(table.max_len[slots] - planned, self.limits.max_reserved)
         least = np.minimum(outputs, self.limits.reserved_tokens).sum()
         spare = max(outputs.sum() * self.limits.reserve, least)
         return self.kv_manager.pages_for(int(prefills + spare))

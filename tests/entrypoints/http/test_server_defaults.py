@@ -45,6 +45,32 @@ async def test_whether_chats_reason_that_say_nothing(
     assert prompts == [False, True, True, False]
 
 
+@pytest.mark.parametrize("level", ["0", "1", "2"])
+async def test_tools_that_are_not_strict(
+    toy_folder: Any, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header tells what the grammar of the arguments leaves out, where there is one."""
+    monkeypatch.setenv("SGLANG_TOOL_STRICT_LEVEL", level)
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with scripted_server(toy_folder, {}, tool_call_parser="hermes") as made:
+        for choice in ("auto", "none"):
+            body = BODY | {"tools": [tool], "tool_choice": choice, "max_tokens": 2}
+            answer = await made.client.post(CHAT, json=body)
+            assert answer.status_code == 200, answer.text
+            is_told = "uniqueItems" in answer.headers.get("X-RadixLM-Warning", "")
+            assert is_told == (level == "2" and choice == "auto")
+
+
+async def test_a_strict_level_that_is_none(
+    toy_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_TOOL_STRICT_LEVEL", "3")
+    with pytest.raises(ConfigError, match="SGLANG_TOOL_STRICT_LEVEL='3': not 0, 1 or 2"):
+        async with scripted_server(toy_folder, {}):
+            pass
+
+
 def test_a_limit_of_all_answers() -> None:
     check = RequestValidator(IntakeFacts(10, 100, max_new_tokens=5), None)
     for asked, given in ((None, 5), (3, 3), (99, 5), (1000, 5)):

@@ -145,4 +145,6 @@ def test_the_url_that_is_shown() -> None:
         values = {"host": "0.0.0.0", "ssl_certfile": "x", "fastapi_root_path": "/api/"}
         config = ServerConfig().with_values(values)
         assert url_of(config, sock) == f"https://127.0.0.1:{port}/api"
+        config = ServerConfig().with_values({"host": "::1"})
+        assert url_of(config, sock) == f"http://[::1]:{port}"
     assert [prefix_of(text) for text in ("", "/", "/a/b/")] == ["", "", "/a/b"]

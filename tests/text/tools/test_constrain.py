@@ -94,6 +94,15 @@ def test_free_choices_are_not_constrained() -> None:
     assert registry.constraint("hermes", TOOLS, "auto") is None
 
 
+def test_the_operator_can_have_all_functions_constrained() -> None:
+    schemas = []
+    for level in (1, 2):
+        found = registry.constraint("hermes", [ToolSpec("f", TREE)], "auto", strict_level=level)
+        assert found and not found["is_forced"]
+        schemas += [tag["schema"] for tag in json.loads(found["value"])["structures"]]
+    assert schemas == [{"type": "object"}, TREE]
+
+
 @pytest.mark.parametrize("name", [n for n in registry.NAMES if registry.FORMATS[n].structure])
 def test_strict_functions_get_tags_that_their_parser_reads(name: str) -> None:
     strict = ToolSpec("get_weather", TREE, strict=True)

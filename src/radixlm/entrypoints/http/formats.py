@@ -33,6 +33,7 @@ def set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     state.template_defaults = json.loads(serve.default_chat_template_kwargs or "{}")
     state.tool_format = _tool_format(serve.tool_call_parser, template)
     state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
+    state.tool_strict_level = env.TOOL_STRICT_LEVEL.get()
     thinks = env.DEFAULT_THINKING.get()
     if thinks is not None:
         switch = thinking_switch(state.reasoning_format)

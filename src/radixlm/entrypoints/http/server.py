@@ -95,6 +95,7 @@ def url_of(config: ServerConfig, sock: socket.socket) -> str:
     if serve.uds is not None:
         return f"unix:{serve.uds}"
     host = "127.0.0.1" if serve.host in ("0.0.0.0", "::") else serve.host
+    host = f"[{host}]" if ":" in host else host
     scheme = "http" if serve.ssl_certfile is None else "https"
     return f"{scheme}://{host}:{sock.getsockname()[1]}{prefix_of(serve.fastapi_root_path)}"
 

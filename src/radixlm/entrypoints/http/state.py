@@ -43,6 +43,7 @@ class ServerState:
     fim: FimTemplate | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
+    tool_strict_level: int = 0  # of ``base.env.TOOL_STRICT_LEVEL``
     started_s: float = field(default_factory=time.time)
     began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0

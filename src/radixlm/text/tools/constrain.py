@@ -30,10 +30,12 @@ def constraint(
     choice: str | Mapping[str, Any],
     parallel: bool = True,
     kinds: Collection[str] = _ALL_KINDS,
+    strict_level: int = 0,
 ) -> dict[str, Any] | None:
     """The grammar for a tool choice in the format ``name``; None if nothing is constrained.
 
-    ``kinds``: grammars that the backend supports; "json_schema" always is.
+    ``kinds``: grammars that the backend supports; "json_schema" always is. ``strict_level``: see
+    ``base.env.TOOL_STRICT_LEVEL``.
 
     ``choice``: "none", "auto", "required" or ``{"type": "function", "function": {"name": ...}}``.
     Returns ``kind`` ("lark", "json_schema" or "structural_tag") and its ``value``; ``parser``,
@@ -44,7 +46,7 @@ def constraint(
     if choice == "none":
         return None
     if choice == "auto":
-        return _strict_tags(name, tools) if "structural_tag" in kinds else None
+        return _strict_tags(name, tools, strict_level) if "structural_tag" in kinds else None
     chosen = _chosen(tools, choice)
     is_single = not parallel or not isinstance(choice, str)
     if FORMATS[name].target.startswith(_HERMES_LIKE) and "lark" in kinds:
@@ -134,14 +136,14 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _strict_tags(name: str, tools: Sequence[ToolSpec]) -> dict[str, Any] | None:
+def _strict_tags(name: str, tools: Sequence[ToolSpec], level: int) -> dict[str, Any] | None:
     structure = FORMATS[name].structure
-    if structure is None or not any(tool.strict for tool in tools):
+    if structure is None or not (level or any(tool.strict for tool in tools)):
         return None
     structures = [
         {
             "begin": structure.begin.format(name=json.dumps(tool.name)[1:-1]),
-            "schema": _arguments(tool) if tool.strict else _ANY_ARGUMENTS,
+            "schema": _arguments(tool) if tool.strict or level == 2 else _ANY_ARGUMENTS,
             "end": structure.end,
         }
         for tool in tools

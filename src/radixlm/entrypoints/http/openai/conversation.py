@@ -205,17 +205,19 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     parallel = body.parallel_tool_calls is not False
     grammar = None
     if name is not None or choice != "auto":
-        grammar = tools.constraint(name or "json", specs, choice, parallel)
+        level = state.tool_strict_level
+        grammar = tools.constraint(name or "json", specs, choice, parallel, strict_level=level)
     made = Tools(listed, specs, grammar["parser"] if grammar else name, grammar)
-    _note_unheld(made, choice)
+    _note_unheld(made, choice, state.tool_strict_level)
     return made
 
 
-def _note_unheld(made: Tools, choice: str | Mapping[str, Any]) -> None:
+def _note_unheld(made: Tools, choice: str | Mapping[str, Any], strict_level: int) -> None:
     """Tell of the keywords of arguments that the grammar of the calls does not enforce."""
     for place, spec in enumerate(made.specs if made.grammar else ()):
         is_chosen = made.is_forced and (choice == "required" or _tool_name(choice) == spec.name)
-        if not is_chosen and not spec.strict:
+        is_held = is_chosen or spec.strict or (not made.is_forced and strict_level == 2)
+        if not is_held:
             continue
         where = f"tools[{place}].function.parameters"
         unheld = unheld_schema(spec.parameters or {}, where)
