@@ -200,9 +200,10 @@ def test_a_window_of_pages_must_be_free(prompt: int) -> None:
     bench.scheduler._receive(0)
     (request,) = bench.scheduler.queue
     window.pages.alloc(window.pages.num_free - need)
-    assert manager._window_fits(request)
+    no_match = manager.prefix_cache.match(request.ids, request.namespace)
+    assert manager._window_fits(request, no_match)
     window.pages.alloc(1)
-    assert not manager._window_fits(request)
+    assert not manager._window_fits(request, no_match)
 
 
 def test_a_rope_variant_is_no_extra_key() -> None:
