@@ -29,6 +29,11 @@ extern "C" void __asan_loadN(void*, long);
 extern "C" void __asan_storeN(void*, long);
 #define RADIX_WATCH_READ(p, n) __asan_loadN((void*)(p), (n) > 0 ? (n) * 4L : 0L)
 #define RADIX_WATCH_WRITE(p, n) __asan_storeN((void*)(p), (n) > 0 ? (n) * 4L : 0L)
+#elif defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_read_range(void*, long);
+extern "C" void __tsan_write_range(void*, long);
+#define RADIX_WATCH_READ(p, n) __tsan_read_range((void*)(p), (n) > 0 ? (n) * 4L : 0L)
+#define RADIX_WATCH_WRITE(p, n) __tsan_write_range((void*)(p), (n) > 0 ? (n) * 4L : 0L)
 #else
 #define RADIX_WATCH_READ(p, n)
 #define RADIX_WATCH_WRITE(p, n)

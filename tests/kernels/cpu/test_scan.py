@@ -108,5 +108,5 @@ def test_chunks_give_the_same_bits(kind: str) -> None:
 
 def test_other_types_are_refused() -> None:
     run, given_, _ = delta(torch.Generator().manual_seed(1), **SIZES)
-    with pytest.raises(TypeError, match="q: expected torch.float32"):
+    with pytest.raises(TypeError, match=r"q: expected torch\.float32"):
         run(given_[0].double(), *given_[1:])
