@@ -38,7 +38,7 @@ struct ScoreOperands {
     int64_t q_rows;
     const uint32_t* k;
     int k_pad, n;
-    float* p;  // [n][64]
+    float* p;                   // [n][64]
     int first_step, last_step;  // of the block's two steps of 32 tokens: what some row sees
 };
 struct SumOperands {
@@ -170,8 +170,7 @@ class Bf16Block {
     void raise(const BlockItem& g, int r, float top);
     void softmax_item(BlockItem& g);
     void score(const BlockItem& g) {
-        Products::scores(
-            {q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p, g.first_step, g.last_step});
+        Products::scores({q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p, g.first_step, g.last_step});
     }
     void weigh() {
         if (num_pending)
