@@ -313,8 +313,7 @@ class KVCacheManager:
         return is_full
 
     def allocate_next_page(self, slots: Int64Array) -> bool:
-        """Allocate what ``needs_page`` tells of these slots; False if there is not enough for all.
-        """
+        """Allocate what ``needs_page`` tells of these slots; False if that is not there for all."""
         if self.window is not None:
             requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_computed + 1) for request in requests)
