@@ -267,12 +267,12 @@ class KVCacheManager:
     def _window_fits(self, request: Request, match: Match) -> bool:
         """Whether window pages for the window and one page more can be allocated, or all that the
         cached prefix, which is locked, leaves."""
-        if self.window is None:
+        if self.window is None or match.window_pages is None:
             return True
-        pool, num_locked = self.window.pages, np.count_nonzero(match.window_pages)
+        pool, num_locked = self.window.pages, int(np.count_nonzero(match.window_pages))
         need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
         need = min(max(need, self.max_span_pages(request)), pool.num_total - num_locked)
-        return bool(need <= pool.num_free + self.prefix_cache.num_window_evictable)
+        return need <= pool.num_free + self.prefix_cache.num_window_evictable
 
     def max_span_pages(self, request: Request) -> int:
         """Window pages for the longest span of tokens that attend to each other: such a span is
