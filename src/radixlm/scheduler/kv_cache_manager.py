@@ -284,8 +284,8 @@ class KVCacheManager:
         return max((table.num_live_pages(*span) for span in spans), default=0)
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Allocate pages up to the first ``num_tokens`` tokens; False, and no change, if there are
-        not enough."""
+        """Allocate pages up to the first ``num_tokens`` tokens; False, and no page of tokens more,
+        if there are not enough."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
         if not self._add_states(request, num_tokens):
