@@ -164,7 +164,10 @@ class _Turn:
 
 
 class TurnPort(PagePort):
-    """``eagerness``: how likely a job goes on for a turn at each poll."""
+    """``eagerness``: how likely a job goes on for a turn at each poll; ``at_once``: how likely a
+    command is carried out before ``send`` returns."""
+
+    at_once = 0.0
 
     def __init__(self, worker: PageWorker, rng: random.Random, eagerness: float = 0.5) -> None:
         super().__init__(worker)
@@ -194,6 +197,10 @@ class TurnPort(PagePort):
             return
         self._open.add(command.job)
         task = _Task(command, self._reports.put, worker._epoch, None)
+
+        if self.at_once and self._rng.random() < self.at_once:
+            task.answer(worker._do(task))
+            return
 
         def work(pause: Any) -> None:
             self._local.pause = pause

@@ -113,6 +113,16 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
     return found
 
 
+def with_few_pages(world: dict[str, Any]) -> dict[str, Any]:
+    """As few pages of windows or states as an engine gives them (``engine/memory.py``)."""
+    size, window, step = world["page_size"], world.get("window", 0), world["step_tokens"]
+    if world.get("states"):
+        return world | {"num_window": 1 + 4 * world["max_running"]}
+    if not window:
+        return world
+    return world | {"num_window": 1 + -(-window // size) - (-(window + step) // size) + 3}
+
+
 def with_trees(world: dict[str, Any], seed: int) -> tuple[dict[str, Any], str]:
     """A world and a drafter in which further paths are verified."""
     kept = {name: value for name, value in world.items() if name not in UNTREED}
@@ -185,6 +195,7 @@ def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
     world, kind = with_trees(world, seed) if paths else (world, kind)
+    world = with_few_pages(world) if seed % 3 else world
     meant = {"matcher": rng.choice(sorted(MATCHERS)), "jump": rng.random() < 0.7}
     family = [rng.randint(1, VOCAB - 1) for _ in range(24)]
     requests = {f"r{i}": draw_request(rng, family) for i in range(rng.randint(1, 6))}
@@ -219,6 +230,7 @@ def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
         harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)
         for _ in range(rng.choice([0, 0, 1, 4])):
             harness.tick()
+        assert harness.kv_manager.find_violations(harness.scheduler.planner.running) == [], seed
         if operator.random() < 0.1:
             num_released += release(harness, operator)
         if rng.random() < 0.1:

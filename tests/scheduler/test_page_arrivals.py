@@ -17,7 +17,7 @@ import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WriteBack, WriteThrough
-from radixlm.tiers.base import Cancel, Command, Lookup
+from radixlm.tiers.base import Cancel, Lookup
 from radixlm.wire.requests import AbortRequest, Control
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
@@ -247,7 +247,7 @@ def play(seed: int) -> dict[str, float]:
         "policy": rng.choice(["auto", "timeout", "best_effort", "wait_complete"]),
         "preload_bytes": 0 if "num_window" in world else 8 * rng.choice([20, 100, 1000]),
     }
-    eagerness = rng.choice([0.1, 0.5, 1.0])
+    eagerness, at_once = rng.choice([0.1, 0.5, 1.0]), random.Random(~seed).choice([0.0, 0.7])
     prompts = draw_prompts(rng, 8, shared=rng.choice([12, 40]))
     counts: dict[str, float] = {}
     policy = rng.choice([WriteThrough(), WriteBack()])
@@ -256,6 +256,7 @@ def play(seed: int) -> dict[str, float]:
         window = 1 if world.get("states") else world.get("window", 0)
         feature = feature or new_feature(world["page_size"], window, policy, **options)
         bench = Bench(tiers, rng, eagerness, feature=feature, **world)
+        bench.port.at_once = at_once
         feature = bench.arrivals if rng.random() < 0.5 else None
         bench.turns(rng.choice([0, 40]))
         wanted: dict[str, list[int]] = {}
@@ -467,7 +468,7 @@ def test_a_flush_that_a_tier_holds_up_says_so(monkeypatch: pytest.MonkeyPatch) -
     bench.drop_cache()
 
 
-def test_pages_do_not_come_where_the_next_step_copies_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_do_not_come_where_the_next_step_copies_from() -> None:
     """A page that a hit copies is nobody's: it may be evicted for another request before the step
     that reads it is launched, and the host tier's pages come at once."""
     tier, prompt, short = DictTier(), list(range(1, 62)), list(range(100, 107))
@@ -477,15 +478,7 @@ def test_pages_do_not_come_where_the_next_step_copies_from(monkeypatch: pytest.M
     bench.drop_cache()
     bench.submit("short", short, 1)
     bench.run()
-
-    def send_at_once(command: Command, send: Any = bench.port.send) -> None:
-        send(command)
-        for turn in bench.port._turns:
-            while not turn.is_over:
-                turn.go()
-        bench.port._turns = []
-
-    monkeypatch.setattr(bench.port, "send", send_at_once)
+    bench.port.at_once = 1.0
     bench.submit("beside", list(range(200, 220)), 6, ignore_eos=True)
     bench.tick()
     bench.submit("b", prompt, 2)  # waits for room

@@ -303,9 +303,9 @@ class Drafting:
             is_missing[:] = True
         for i in np.flatnonzero(is_missing & (lens > 0)).tolist():
             request = self._kv_manager.request_in(int(slots[i]))
-            start = int(computed[i])
-            if not self._kv_manager.allocate(request, start + int(lens[i])):
-                num_left = max(0, request.num_allocated - start)
+            start, count = int(computed[i]), int(lens[i])
+            if not self._kv_manager.allocate(request, start + count):
+                num_left = min(count, max(0, request.num_allocated - start))
                 has_room = self._kv_manager.allocate(request, start + num_left)
                 lens[i] = num_left if has_room else 0
 

@@ -267,12 +267,12 @@ class KVCacheManager:
     def _window_fits(self, request: Request, match: Match) -> bool:
         """Whether window pages for the window and one page more can be allocated, or all that the
         cached prefix, which is locked, leaves."""
-        if self.window is None:
+        if self.window is None or match.window_pages is None:
             return True
-        pool, num_locked = self.window.pages, np.count_nonzero(match.window_pages)
+        pool, num_locked = self.window.pages, int(np.count_nonzero(match.window_pages))
         need = self.pages_for(min(request.prefill_len + 1, self.window.table.window_tokens)) + 2
         need = min(max(need, self.max_span_pages(request)), pool.num_total - num_locked)
-        return bool(need <= pool.num_free + self.prefix_cache.num_window_evictable)
+        return need <= pool.num_free + self.prefix_cache.num_window_evictable
 
     def max_span_pages(self, request: Request) -> int:
         """Window pages for the longest span of tokens that attend to each other: such a span is
@@ -284,8 +284,8 @@ class KVCacheManager:
         return max((table.num_live_pages(*span) for span in spans), default=0)
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Allocate pages up to the first ``num_tokens`` tokens; False, and no change, if there are
-        not enough."""
+        """Allocate pages up to the first ``num_tokens`` tokens; False, and no page of tokens more,
+        if there are not enough."""
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
         if not self._add_states(request, num_tokens):
@@ -313,8 +313,7 @@ class KVCacheManager:
         return is_full
 
     def allocate_next_page(self, slots: Int64Array) -> bool:
-        """Allocate what ``needs_page`` tells of these slots; False if there is not enough for all.
-        """
+        """Allocate what ``needs_page`` tells of these slots; False if that is not there for all."""
         if self.window is not None:
             requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_computed + 1) for request in requests)
