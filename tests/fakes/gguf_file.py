@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,10 @@ NAMES = {
     "glm4": PRE | {
         "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"
     },
+    "gpt-oss": PRE | {
+        "post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks",
+        "mlp.router": "ffn_gate_inp",
+    },
     "starcoder2": PRE | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }  # fmt: skip
 IN_PAIRS = ("llama", "smollm3", "arcee", "granite")
@@ -193,7 +198,7 @@ def convert(
     names = NAMES.get(arch, PRE)
     tensors: dict[str, tuple[torch.Tensor, str]] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
-    for name, value in load_file(folder / "model.safetensors").items():
+    for name, value in named(load_file(folder / "model.safetensors"), arch):
         stem, _, ending = name.rpartition(".")
         if arch.startswith("gemma") and stem.endswith("norm"):
             value = value + 1
@@ -203,7 +208,7 @@ def convert(
             _, _, layer, rest = stem.split(".", 3)
             if ".experts." in rest:
                 _, number, part = rest.rsplit(".", 2)
-                experts.setdefault(f"blk.{layer}.ffn_{EXPERT[part]}_exps.weight", {})[
+                experts.setdefault(f"blk.{layer}.ffn_{EXPERT[part]}_exps.{ending}", {})[
                     int(number)
                 ] = value
                 continue
@@ -217,7 +222,8 @@ def convert(
         block = RANDOM[kind][1] if kind in RANDOM else 256 if kind.endswith("_K") else 32
         tensors[new] = value, kind if value.ndim > 1 and value.shape[-1] % block == 0 else "F32"
     for new, parts in experts.items():
-        tensors[new] = torch.stack([parts[i] for i in range(len(parts))]), kind
+        stacked = torch.stack([parts[i] for i in range(len(parts))])
+        tensors[new] = stacked, kind if new.endswith("weight") else "F32"
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = llama3_factors(rope, config["head_dim"]), "F32"
@@ -225,6 +231,26 @@ def convert(
     if num_parts:
         return write_parts(path, said, tensors, num_parts)
     return write(path, said, tensors)
+
+
+def named(tensors: dict[str, torch.Tensor], arch: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, those of gpt-oss with modules and experts of their own."""
+    for name, value in tensors.items():
+        at, is_expert, part = name.partition(".experts.")
+        if arch != "gpt-oss" or not (is_expert or name.endswith("sinks")):
+            yield name, value
+            continue
+        if not is_expert:
+            yield f"{name}.weight", value
+            continue
+        ending = "bias" if part.endswith("_bias") else "weight"
+        for expert, one in enumerate(value):
+            rows = one if ending == "bias" else one.T.contiguous()
+            if part.startswith("down"):
+                yield f"{at}.experts.{expert}.down_proj.{ending}", rows
+            else:
+                yield f"{at}.experts.{expert}.gate_proj.{ending}", rows[0::2]
+                yield f"{at}.experts.{expert}.up_proj.{ending}", rows[1::2]
 
 
 def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:
@@ -269,6 +295,12 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
+    if arch == "gpt-oss":
+        own |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
     if arch == "exaone4":
         kinds = config["layer_types"]
         own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]

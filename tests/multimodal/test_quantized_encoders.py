@@ -57,6 +57,7 @@ def _weights(folder: Path) -> Parts:
     [
         (_fp8, {"quant_method": "fp8"}),
         (_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
+        (_fp8, {"quant_method": "fp8", "in": "text_config"}),
         (_fp8, _compressed("float")),
         (_int8, _compressed("int")),
     ],
@@ -79,7 +80,9 @@ def test_quantized_weights(
     assert len(small) > len(large)
     save_file(small, narrow / "model.safetensors")
     save_file(large, wide / "model.safetensors")
-    config = json.loads((narrow / "config.json").read_text()) | {"quantization_config": stated}
+    config = json.loads((narrow / "config.json").read_text())
+    where = config["text_config"] if "in" in stated else config
+    where["quantization_config"] = stated
     (narrow / "config.json").write_text(json.dumps(config))
     got, want = _weights(narrow), _weights(wide)
     assert got.keys() == want.keys()

@@ -233,6 +233,10 @@ def test_unquantized_layers_are_recognised() -> None:
         assert not is_fp8_exact(weight, fmt)
         assert is_fp8_exact(fp8.fake_quantize_weight(weight, fmt), fmt)
     assert is_fp8_exact(torch.zeros(8, 8), "fp8")
+    scheme, experts = PrequantizedFp8Scheme("fp8-128"), weight.view(1, 300, 256)
+    narrow = fp8.fake_quantize_weight(weight, "fp8-128")[None]
+    assert scheme.expert_fmt(narrow) == scheme.expert_fmt(narrow[:0]) == "fp8-128"
+    assert scheme.expert_fmt(torch.cat((narrow, experts))) == scheme.expert_fmt(experts) == ""
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,31 @@ def test_experts_stay_in_four_bits(name: str, tmp_path: Path) -> None:
             assert float(error) < 0.03  # activations in 8 bits
 
 
+def test_experts_of_quark_stay_in_four_bits(tmp_path: Path) -> None:
+    """gpt-oss by Quark: each expert's gate and up are one matrix, row by row in turn."""
+    narrow, _ = _gpt_oss(tmp_path)
+    other = tmp_path / "quark"
+    shutil.copytree(narrow, other)
+    tensors: dict[str, Tensor] = {}
+    for name, value in load_file(narrow / "model.safetensors").items():
+        at, _, part = name.partition(".experts.")
+        stem, _, kind = part.rpartition("_")
+        last = {"blocks": "weight", "scales": "weight_scale", "bias": "bias"}.get(kind, "")
+        for expert, one in enumerate(value if part else ()):
+            rows = one.flatten(-2) if kind == "blocks" else one
+            tensors[f"{at}.experts.{expert}.{stem}.{last}"] = rows.clone()
+        if not part:
+            tensors[name] = value
+    save_file(tensors, other / "model.safetensors")
+    fp4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}
+    _state(other, {"quant_method": "quark", "global_quant_config": {"weight": fp4}})
+    ours, theirs = (
+        PagedRunner(load_model(at, scheme=make_scheme(None, "", checkpoint_quant(at)))).prefill(IDS)
+        for at in (other, narrow)
+    )
+    assert all(torch.equal(ours[i], theirs[i]) for i in IDS)
+
+
 @pytest.mark.parametrize(
     ("part", "value", "said"),
     [

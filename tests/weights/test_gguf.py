@@ -50,6 +50,7 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": "glm4",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Starcoder2ForCausalLM": "starcoder2",
+    "GptOssForCausalLM": "gpt-oss",
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},

@@ -359,6 +359,18 @@ def test_the_same_tensor_in_two_files(folder: Path) -> None:
         loaded(folder)
 
 
+def test_the_index_says_which_of_two_is_meant(folder: Path) -> None:
+    want = weights_of(loaded(folder))
+    shard(folder, save_file, ".safetensors", "model")
+    homes = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    for file in sorted(set(homes.values())):
+        tensors = load_file(folder / file)
+        for name in ("model.norm.weight", "model.embed_tokens.weight"):
+            tensors.setdefault(name, torch.ones(3))
+        save_file(tensors, folder / file)
+    assert all(map(torch.equal, weights_of(loaded(folder)), want))
+
+
 def test_no_weights_at_all(folder: Path) -> None:
     (folder / FILE).unlink()
     (folder / "training_args.bin").write_bytes(b"x")

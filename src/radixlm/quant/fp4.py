@@ -50,7 +50,7 @@ def parse_fp8(config: Mapping[str, Any]) -> StoredQuant:
     """Of FP8 as DeepSeek and Hugging Face write it, experts maybe in floats of 4 bits;
     ``weight_block_size`` null: a scale each row or tensor."""
     fp8 = with_block("fp8", config.get("weight_block_size"))
-    has_fp4 = config.get("expert_dtype") == "fp4" or config.get("moe_quant_algo") in _NVFP4
+    has_fp4 = config.get("expert_dtype") == "fp4" or str(config.get("moe_quant_algo")) in _NVFP4
     return MixedQuant("fp8", (fp8, Fp4Quant("fp8")), fp8.fmt) if has_fp4 else fp8
 
 

@@ -73,8 +73,8 @@ class PrequantizedFp8Scheme(OnlineQuantScheme):
         return UnquantizedScheme().pack(kernels, params, gate_act)
 
     def expert_fmt(self, weight_EOI: Tensor) -> str:
-        ends = (weight_EOI[0], weight_EOI[-1])
-        return super().expert_fmt(weight_EOI) if all(map(self._is_stored, ends)) else ""
+        first_and_last = weight_EOI[:: max(1, len(weight_EOI) - 1)]
+        return super().expert_fmt(weight_EOI) if all(map(self._is_stored, first_and_last)) else ""
 
     def _is_stored(self, weight_OI: Tensor) -> bool:
         """Whether the checkpoint has the weight in ``fmt``; what was packed before is meta."""

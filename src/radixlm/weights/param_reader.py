@@ -188,15 +188,14 @@ class CheckpointReader(ParamReader):
         if mapping.recipe != recipe or not all(map(source.is_quantized, mapping.names())):
             return None
         try:
-            if not mapping.is_stacked:
-                rows = concat_rows([source.read_quantized(row[0]) for row in mapping.tensors])
-                if rows is None or recipe is None:
-                    return rows
-                return rows.part(lambda value: recipe(value, concat))
-            experts = zip(*mapping.tensors, strict=True)
-            return stack_experts(
-                [source.read_quantized(name) for name in names] for names in experts
-            )
+            if mapping.is_stacked:
+                experts = zip(*mapping.tensors, strict=True)
+                whole = stack_experts(map(source.read_quantized, names) for names in experts)
+            else:
+                whole = concat_rows([source.read_quantized(row[0]) for row in mapping.tensors])
+            if whole is None or recipe is None:
+                return whole
+            return whole.part(lambda value: recipe(value, concat))
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 

@@ -61,17 +61,21 @@ class Entry(Record):
 class SafetensorsSource(TensorSource):
     """All tensors of some safetensors files."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], index: Mapping[str, str] | None = None) -> None:
+        """``index``: the name of the file of each tensor, which decides where two files have one.
+        CheckpointError where it does not, and for damaged files."""
+        homes = index or {}
         self._files = tuple(files)
         self._maps: list[mmap.mmap] = []
         self._entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             entries = read_header(file, number)
-            duplicates = self._entries.keys() & entries.keys()
-            if duplicates:
-                name = min(duplicates)
+            for name in sorted(self._entries.keys() & entries.keys()):
                 other = self._files[self._entries[name].file].name
-                raise CheckpointError(f"{file}: {name} is also in another file, {other}")
+                if homes.get(name) not in (file.name, other):
+                    raise CheckpointError(f"{file}: {name} is also in another file, {other}")
+                if homes[name] == other:
+                    del entries[name]
             self._entries.update(entries)
             with file.open("rb") as opened:
                 # Private and writable only because torch warns of read-only buffers.

@@ -24,6 +24,8 @@ CODES = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float8_e8m0fnu": "F8_E8M0",
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
@@ -36,7 +38,7 @@ ITEM_BYTES = {
     "F16": 2,
     "BF16": 2,
     "BOOL": 1,
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"), 1),
 }
 FLAT_TENSOR = "flattened_tensor"  # of SGLang's flattened bucket, beside "metadata"
 

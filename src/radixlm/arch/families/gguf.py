@@ -59,6 +59,13 @@ _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
+_GPT_OSS = {
+    **_ATTENTION,
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    **{f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+}
 _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
@@ -90,6 +97,20 @@ def _mixtral(h: GgufHeader) -> dict[str, Any]:
     return {
         "num_local_experts": h.count("expert_count"),
         "num_experts_per_tok": h.count("expert_used_count"),
+    }
+
+
+def _gpt_oss(h: GgufHeader) -> dict[str, Any]:
+    """What the model has and the header has no key for: bounds of YaRN that are not rounded, and
+    the end of a tool call, which ends the text too."""
+    scaling, tokens = _rope_scaling(h), h.metadata.get("tokenizer.ggml.tokens")
+    ends = [h.metadata.get("tokenizer.ggml.eos_token_id")]
+    if isinstance(tokens, list) and "<|call|>" in tokens:
+        ends.append(tokens.index("<|call|>"))
+    return {
+        **_mixtral(h),
+        "rope_scaling": None if scaling is None else {**scaling, "truncate": False},
+        "eos_token_id": [one for one in ends if isinstance(one, int)] or None,
     }
 
 
@@ -158,6 +179,7 @@ KINDS: Mapping[str, Kind] = {
     "seed_oss": Kind("SeedOssForCausalLM", "seed_oss", _POST),
     "glm4": Kind("Glm4ForCausalLM", "glm4", _GLM4, more=_partial),
     "ernie4_5": Kind("Ernie4_5ForCausalLM", "ernie4_5", _PRE),
+    "gpt-oss": Kind("GptOssForCausalLM", "gpt_oss", _GPT_OSS, more=_gpt_oss),
     "starcoder2": Kind("Starcoder2ForCausalLM", "starcoder2", _STARCODER2, more=_starcoder2),
 }
 _WITH_EXPERTS = {
@@ -274,7 +296,8 @@ def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
             continue
         name = f"model.layers.{block[1]}.{kind.names[block[2]]}.{ending}"
         if "{}" in name:
-            for expert in range(tensor.shape[0] if len(tensor.shape) == 3 else 0):
+            is_of_each = len(tensor.shape) == (2 if ending == "bias" else 3)
+            for expert in range(tensor.shape[0] if is_of_each else 0):
                 yield name.format(expert), Piece(source, expert)
             continue
         paired = heads.get(block[2], 0) if kind.is_permuted else 0

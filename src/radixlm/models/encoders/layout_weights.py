@@ -31,7 +31,8 @@ def pretrained(auto: Any, config: Any, folder: Path, dtype: torch.dtype) -> tupl
     """(the model of transformers' ``auto`` class with the weights of its encoders, a report of the
     load). transformers needs other packages for quantized weights, and takes stored numbers for
     the weights where it knows no package: it never sees any."""
-    vars(config).pop("quantization_config", None)
+    for one in (config, config.get_text_config(decoder=True)):
+        vars(one).pop("quantization_config", None)
     source: Path | None = folder
     weights = _dequantized_encoders(folder)
     if weights is not None:
