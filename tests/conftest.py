@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from radixlm.base import log
 from tests.fakes.interpreter import replace_language_once_a_launch
+from tests.fakes.session_folder import begin_session, end_session
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -44,6 +45,11 @@ def _restore_logging(before: _State) -> None:
         one.setLevel(level)
         one.handlers[:] = handlers
         one.propagate = propagate
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if begin_session():
+        config.add_cleanup(end_session)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -62,17 +62,23 @@ def test_deterministic_inference(arch: str) -> None:
     folder = cached_tiny(arch, num_hidden_layers=2)
     prompts = [list(range(3, 24)), [7, 50, 9, 41, 11]]
 
-    def logprobs(given: list[list[int]], chunk: int) -> list[Any]:
+    def logprobs(batches: list[list[list[int]]], chunk: int) -> list[Any]:
         engine = radixlm.Engine(
             model_path=str(folder), attention_backend="triton", device="cpu", cpu_threads=1,
             kernel=["all=triton"], enable_deterministic_inference=True, log_level="error",
             max_total_tokens=512, chunked_prefill_size=chunk,
         )  # fmt: skip
         with engine:
-            made = engine.generate(input_ids=given, sampling_params=GREEDY, return_logprob=True)
+            made = [
+                one
+                for batch in batches
+                for one in engine.generate(
+                    input_ids=batch, sampling_params=GREEDY, return_logprob=True
+                )
+            ]
         return [one["meta_info"]["output_token_logprobs"] for one in made]
 
-    assert logprobs(prompts, 16) == [*logprobs(prompts[:1], 64), *logprobs(prompts[1:], 64)]
+    assert logprobs([prompts], 16) == logprobs([prompts[:1], prompts[1:]], 64)
 
 
 def test_double_sparsity(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 from tests.fakes.cut_model import CutModel, StepRunner, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.thread_groups import thread_groups
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
+from torch import Tensor
 
 from radixlm.base.errors import ConfigError
 from radixlm.distributed.topology import Topology
@@ -34,16 +37,22 @@ def prompts(vocab: int) -> dict[int, list[int]]:
     }
 
 
+@lru_cache(maxsize=1)
+def whole_model(arch: str) -> tuple[dict[int, list[int]], dict[int, Tensor]]:
+    """Prompts, and their logits layer by layer on one rank."""
+    whole = load_model(cached_tiny(arch), bind("cpu", {}))
+    whole.use_program = False
+    tokens = prompts(whole.decoder.vocab)
+    return tokens, logits_of(PagedRunner(whole, "cpu", 16), tokens)
+
+
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_bits_equal_the_whole_model(arch: str, tp: int) -> None:
     """Prompts in chunks and decoding tokens, on two and (unevenly) on three ranks."""
-    folder = cached_tiny(arch)
-    whole = load_model(folder, bind("cpu", {}))
-    whole.use_program = False
-    tokens = prompts(whole.decoder.vocab)
-    wanted = logits_of(PagedRunner(whole, "cpu", 16), tokens)
-    found = CutModel(folder, Topology(tp=tp)).prefill(tokens, backend="cpu", page_size=16)
+    tokens, wanted = whole_model(arch)
+    cut = CutModel(cached_tiny(arch), Topology(tp=tp))
+    found = cut.prefill(tokens, backend="cpu", page_size=16)
     assert all(torch.equal(found[s], wanted[s]) for s in tokens)
 
 

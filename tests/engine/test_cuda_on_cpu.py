@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5]]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
 SAMPLED = GREEDY | {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1, "presence_penalty": 0.5}
-SMALL = {"max_total_tokens": 128, "max_running_requests": 2, "chunked_prefill_size": 32}
+SMALL = {"max_total_tokens": 128, "max_running_requests": 2, "chunked_prefill_size": 16}
 PROGRAM = """
 import json, sys
 from tests.fakes import cuda

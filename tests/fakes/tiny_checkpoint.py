@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import shutil
 import tempfile
@@ -19,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tests.arch.oracle import TINY_CONFIGS
 from tests.fakes.decoder_configs import DECODER_CONFIGS
 from tests.fakes.newer_references import CHECKPOINT, NUMBERS, skip_if_older
+from tests.fakes.session_folder import session_folder
 from tests.fakes.text_models import class_of
 
 transformers.utils.logging.disable_progress_bar()
@@ -106,19 +109,19 @@ def randomise(model: torch.nn.Module) -> None:
                 table.copy_(best[:, : table.shape[1]])
 
 
-@lru_cache(maxsize=1)
-def _cache_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="radixlm-tiny-")
-
-
 def cached_tiny(
     arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **config_overrides: Any
 ) -> Path:
-    """The folder of a checkpoint that is made once a session. It is read-only."""
+    """The folder of a checkpoint that is made once a session, for all of its processes. It is
+    read-only."""
     key = json.dumps([arch, seed, str(dtype), config_overrides], sort_keys=True, default=str)
-    folder = Path(_cache_folder().name) / f"{arch}-{abs(hash(key)):x}"
-    if not (folder / "tokenizer.json").exists():
-        make_tiny(arch, folder, seed, dtype, **config_overrides)
+    name = f"{arch}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    folder = session_folder() / name
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=session_folder()))
+        make_tiny(arch, made, seed, dtype, **config_overrides)
+        with contextlib.suppress(OSError):  # another process was quicker
+            made.rename(folder)
     return folder
 
 
