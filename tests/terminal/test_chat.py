@@ -272,6 +272,8 @@ async def test_one_question(url: str, capsys: Any, monkeypatch: Any) -> None:
     assert "max_tokens" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="--url"):
         cli.main(["--url", "ftp://x", "hi"])
+    with pytest.raises(ConfigError, match=r"--url: .* its own --dtype, --tp-size; leave it out"):
+        cli.main(["--url", url, "--tp-size", "2", "--dtype", "float32", "hi"])
     with pytest.raises(ConfigError, match="did you mean '--system'"):
         cli.main(["--sytem", "x"])
 

@@ -208,6 +208,14 @@ def test_a_text_model_refuses_a_picture_in_its_own_words(page: Any, tmp_path: Pa
     expect(failure.locator("code")).to_have_text(re.compile(r"field: messages\[0\]"))
 
 
+def test_an_error_within_a_stream_has_its_status(page: Any) -> None:
+    page.goto("/ui/#/chat")
+    ask(page, "a b c d e f " * 2000)  # longer than the context
+    failure = settle(page, 1).locator(".failure")
+    expect(failure).to_contain_text("Error 400")
+    expect(failure).to_contain_text("is longer than the model's context length")
+
+
 def test_thinking_is_folded(page: Any) -> None:
     endpoint = Endpoint(page)
     parts = [chunk({"reasoning_content": "Let me see."}), chunk({"content": "It is **42**."})]

@@ -189,7 +189,8 @@ def _traced(client: httpx.Client, args: argparse.Namespace, folder: Path) -> lis
         "profile_by_stage": args.profile_by_stage,
     }  # fmt: skip
     _checked(client.post("/start_profile", json=body))
-    print(f"traces go to {folder}; waiting for {args.num_steps} steps")
+    waits = f"waiting for {args.num_steps} steps, which come with requests"
+    print(f"traces go to {folder}; {waits}", flush=True)
     count = int(info.get("tp_size") or 1) * int(info.get("dp_size") or 1)
     count *= 2 if args.profile_by_stage else 1
     if not folder.is_dir():

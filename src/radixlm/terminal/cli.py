@@ -28,7 +28,11 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Server options such as --model-path start a server: radixlm serve --help.",
     )  # fmt: skip
-    parser.add_argument("--url", help="talk to this server, ours or any with OpenAI's API")
+    parser.add_argument(
+        "--url",
+        help="talk to this server, ours or any with OpenAI's API; "
+        "--model-path names its model or adapter",
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--image", action="append", default=[], metavar="PATH|URL")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer")
@@ -66,6 +70,7 @@ def _server(
 ) -> Iterator[Api]:
     """``given``: options of a server that the user named; a key alone starts none."""
     if url is not None:
+        _refuse_options(given)
         api = Api(url, key)
         try:
             api.model = model if "model_path" in given else (api.models() or [""])[0]
@@ -78,6 +83,13 @@ def _server(
     else:
         with own_server(options, key) as api:
             yield api
+
+
+def _refuse_options(given: frozenset[str]) -> None:
+    """ConfigError for options that a server which runs cannot take from here."""
+    if unused := sorted(given - {"api_key", "model_path"}):
+        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        raise ConfigError(f"--url: the server there runs with its own {flags}; leave it out here")
 
 
 def _once(talk: Conversation, screen: PlainScreen, question: str) -> int:

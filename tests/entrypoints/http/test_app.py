@@ -172,6 +172,9 @@ async def test_tokenize_and_back(server: ScriptedServer) -> None:
     chat = (await server.post("/v1/tokenize", messages=PLAIN["messages"])).json()
     assert chat["count"] > got["count"]
     assert (await server.post("/detokenize", tokens=[10**9])).json()["error"]["param"] == "tokens"
+    for tokens, place in (([1, "a"], "tokens[1]"), ([[1], ["a"]], "tokens[1][0]")):
+        error = (await server.post("/detokenize", tokens=tokens)).json()["error"]
+        assert error["param"] == place and error["message"].count("tokens[") == 1
     assert (await server.post("/tokenize")).status_code == 400
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Discriminator, Tag
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.base.thread_pool import FairThreadPool
@@ -151,8 +152,17 @@ class Tokenize(Body):
     model: str | None = None
 
 
+def _form(tokens: Any) -> str:
+    """The form of ``Detokenize.tokens``, by its first entry: an error is about one form."""
+    is_nested = isinstance(tokens, list) and tokens[:1] and isinstance(tokens[0], list)
+    return "list[Ints]" if is_nested else "list"
+
+
 class Detokenize(Body):
-    tokens: Ints | list[Ints]
+    tokens: Annotated[
+        Annotated[Ints, Tag("list")] | Annotated[list[Ints], Tag("list[Ints]")],
+        Discriminator(_form),
+    ]
     skip_special_tokens: bool = True
     model: str | None = None
 

@@ -128,7 +128,10 @@ export class Runs {
 
   /** One chunk of the stream. */
   #take(talk, last, choices, chunk, stats) {
-    if (chunk.error) throw new ApiError(Number(chunk.error.code) || 500, chunk.error.message ?? "error", chunk.error.param ?? null);
+    if (chunk.error) {
+      const { code, message, param } = chunk.error; // the status stands beside it
+      throw new ApiError(Number(chunk.code) || Number(code) || 500, message ?? "error", param ?? null);
+    }
     if (chunk.usage) stats.usage = chunk.usage;
     for (const { index, delta, finish_reason: finish } of chunk.choices ?? []) {
       let node = choices.get(index);
