@@ -297,17 +297,18 @@ def propose_late(harness: SchedulerHarness, step: FakeStep) -> StepResult:
     return replace(result, proposals=Proposals(lens, np.array(found, np.int32), survival))
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize(("page_size", "num_states"), [(1, 40), (2, 40), (4, 40), (1, 12)])
 def test_pages_ahead_for_a_drafter_have_states_where_they_are_due(
-    page_size: int, monkeypatch: pytest.MonkeyPatch
+    page_size: int, num_states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device's drafter has pages for more tokens than the next step computes."""
     drafts = ForcedDrafts(oracle, "device", most=9, varies=True)
     harness = SchedulerHarness(
-        num_pages=400 // page_size, num_window=40, drafts=drafts, states=True, page_size=page_size
-    )
+        num_pages=400 // page_size, num_window=1 + num_states, drafts=drafts, states=True,
+        page_size=page_size, max_running=min(8, num_states // 4),
+    )  # fmt: skip
     monkeypatch.setattr(harness.executor, "read", partial(propose_late, harness))
-    serve_drawn(harness, random.Random(page_size))
+    serve_drawn(harness, random.Random(0))
     rounds = [one for rounds in drafts.rounds.values() for one in rounds]
-    assert sum(accepted for _, accepted in rounds) > 25
+    assert sum(accepted for _, accepted in rounds) > 10
     assert any(accepted < drafted for drafted, accepted in rounds)
