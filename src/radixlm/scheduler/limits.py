@@ -43,9 +43,7 @@ class Limits(Record):
     max_micro_batch: int | None = None  # most requests of a step, with several stages
     waits_for_chunks: bool = False  # a chunk of a prompt is planned when the one before has ended
     reserve: float = 0.4
-    max_reserved: int = (
-        4096  # of a request's remaining tokens, those that ``reserve`` is a share of
-    )
+    max_reserved: int = 4096  # remaining tokens of a request that ``reserve`` counts at most
     reserved_tokens: int = 0  # of that output, what admission keeps free at least, in tokens
     running_s: float = 0.0  # that a request may run; 0: any
     policy: str = "fcfs"
