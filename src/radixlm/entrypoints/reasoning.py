@@ -7,6 +7,7 @@ from radixlm.intake.records import GenerateRequest, grammar_of
 from radixlm.text.reasoning import registry as reasoning
 
 _PROCESSOR = "thinking_budget"
+_MAX_BUDGET = 2**63 - 1  # the largest integer of every message; more is no bound either
 
 
 def needs_parser(request: GenerateRequest) -> bool:
@@ -41,6 +42,6 @@ def apply_reasoning(request: GenerateRequest, parser: str | None) -> None:
             )
         request.processor = _PROCESSOR
         given = request.sampling.custom_params or {}
-        bound = {"thinking_budget": request.max_thinking_tokens}
+        bound = {"thinking_budget": min(request.max_thinking_tokens, _MAX_BUDGET)}
         params = {"start": start, "end": end, **given, **bound}
         request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)
