@@ -221,6 +221,23 @@ async def test_a_bad_request_is_named_and_leaves_nothing(
     assert not stage.intake.requests and not stage.link.sent and not stage.watch.begun
 
 
+async def test_a_request_that_cannot_be_sent_leaves_nothing(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was counted as running for ever, and failed again with each new engine."""
+    stage = IntakeHarness(tokenizer)
+
+    def refuse(message: object) -> None:
+        raise OverflowError("can't serialize ints < -2**63 or > 2**64 - 1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.link, "send", refuse)
+        patched.setattr(stage.intake.replicas, "send", lambda message: None)
+        with pytest.raises(InvalidRequest, match="64 bits"):
+            stage.intake.submit(stage.ask(rid="r", n=2))
+    assert not stage.intake.requests and stage.watch.done == [("r#0", "abort")]
+
+
 async def test_text_without_a_tokenizer() -> None:
     stage = IntakeHarness(None)
     with pytest.raises(InvalidRequest, match="skip-tokenizer-init"):

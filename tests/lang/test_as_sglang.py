@@ -53,10 +53,17 @@ def test_programs_that_import_sglang_run(tmp_path: Path) -> None:
     assert done.stdout == "done\n", done.stderr
 
 
-def test_its_server_has_our_flags(tmp_path: Path) -> None:
+def test_its_programs_are_ours(tmp_path: Path) -> None:
+    names = """import importlib.util, runpy, sys
+import sglang
+for name in sys.argv[1].split():
+    assert importlib.util.find_spec(f"sglang.{name}").origin.endswith(f"radixlm/{name}.py"), name
+sys.argv[1:] = ["--help"]
+runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
     done = subprocess.run(
-        [sys.executable, "-m", "sglang.launch_server", "--help"],
+        [sys.executable, "-c", names, "bench_serving bench_one_batch check_env profiler"],
         env={"PYTHONPATH": f"{COMPAT}:{COMPAT.parents[2] / 'src'}", "PATH": ""},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=60,

@@ -177,6 +177,16 @@ class TokenizerManager:
             preload(states, request.emitted, self.facts.vocab)
         if share is not None:
             share.begin(states, self.facts.vocab)
+        try:
+            self._begin(states, began_s)
+        except Exception as error:  # each new engine would be sent it again
+            self.leave(state for state in states if state.rid in self.requests)
+            if isinstance(error, OverflowError):
+                raise InvalidRequest("a whole number has more than 64 bits; try less") from None
+            raise
+        return states
+
+    def _begin(self, states: Iterable[RequestState], began_s: float) -> None:
         for state in states:
             if state.ended:
                 continue
@@ -186,7 +196,6 @@ class TokenizerManager:
             # or all are sent when an engine is ready
             has_begun = state.output_ids or state.is_quarantined
             self._dispatch(state, state.resume_request() if has_begun else state.wire)
-        return states
 
     def _check_queue(self) -> None:
         """QueueFull for a request that says it has run elsewhere: the scheduler takes those at any

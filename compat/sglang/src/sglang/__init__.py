@@ -18,6 +18,11 @@ _SAME = {
     "sglang.global_config": "radixlm.lang.global_config",
     "sglang.api": "radixlm.lang.api",
 }
+# programs that are run by ``python -m``
+_PROGRAMS = frozenset(
+    "bench_offline_throughput bench_one_batch bench_one_batch_server bench_serving check_env "
+    "launch_server profiler".split()
+)
 __all__ = list(radixlm.__all__)
 
 
@@ -28,6 +33,11 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        program = name.removeprefix("sglang.")
+        if program in _PROGRAMS:
+            real_spec = importlib.util.find_spec(f"radixlm.{program}")
+            assert real_spec is not None
+            return importlib.util.spec_from_file_location(name, real_spec.origin)
         for ours, theirs in _SAME.items():
             if name == ours or name.startswith(f"{ours}."):
                 real = theirs + name.removeprefix(ours)
