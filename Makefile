@@ -17,13 +17,13 @@ chat:
 	@exec $(BIN)/radixlm chat $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal $(ARGS)
 
 ui-test: setup
 	@$(BIN)/python -m pytest -n 0 tests/ui $(ARGS)
 
 test-all: setup
-	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n 3 --dist worksteal $(ARGS)
 
 check: setup
 	@scripts/check

@@ -91,7 +91,28 @@ def test_huge_pages_that_take_long_are_made_later(monkeypatch: pytest.MonkeyPatc
     assert advised == [(2, startup.MADV_NOHUGEPAGE), (4, startup.MADV_HUGEPAGE)]
     ctypes.memset(pages.address, 5, pages.num_bytes)
     monkeypatch.setattr(os, "setpriority", lambda *_: None)  # of the thread that runs the tests
+    monkeypatch.setattr(startup, "_rest", lambda until_s: None)
     pages.collapse()
     assert advised[2:] == [(0, startup.MADV_HUGEPAGE)]
     assert ctypes.string_at(pages.address, pages.num_bytes) == b"\x05" * pages.num_bytes
     pages.free()
+
+
+def test_huge_pages_wait_until_the_process_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During three glances it uses two processors, half of one, and next to none."""
+    used_s = iter([0.0, 0.04, 0.04, 0.05, 0.05, 0.051, 0.051])
+    now_s, slept = 0.0, list[float]()
+
+    def sleep(time_s: float) -> None:
+        nonlocal now_s
+        now_s += time_s
+        slept.append(time_s)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "process_time", lambda: next(used_s))
+    startup._rest(startup.PATIENCE_S)
+    assert slept == [startup.GLANCE_S] * 3
+    now_s = startup.PATIENCE_S  # it was never idle
+    startup._rest(startup.PATIENCE_S)
+    assert slept[3:] == [startup.PACE_S]

@@ -20,6 +20,11 @@ HUGE_PAGE = 2 << 20
 CHUNK_BYTES = 16 << 20  # between two chunks the thread checks whether it is to stop
 SLOWER = 2.0  # small pages are taken where huge ones take so much longer
 SMALL_S = 0.005  # what a chunk of small pages takes where nothing is in the way
+JOINED_BYTES = 8 << 20  # that become huge at a time
+GLANCE_S = 0.02  # how long the process must have rested before, of which BUSY_SHARE may be used
+BUSY_SHARE = 0.25
+PATIENCE_S = 60.0  # for such a rest
+PACE_S = 0.1  # between two chunks after that
 # of Linux; Python's mmap module holds the GIL during madvise and lacks the last constant
 MADV_DONTFORK, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE = 10, 14, 15, 25
 MAP_FAILED = ctypes.c_void_p(-1).value
@@ -134,15 +139,22 @@ class PrefaultedMemory:
                 self._advise(start + CHUNK_BYTES, MADV_NOHUGEPAGE if is_small else MADV_HUGEPAGE)
 
     def collapse(self) -> None:
-        """Make huge pages of the small ones that were taken, at the lowest priority; their bytes
-        stay. Linux 6.1 does it at once, older ones over minutes."""
+        """Make huge pages of the small ones that were taken while the process has nothing to do,
+        or a few at a time if it is never idle; their bytes stay. Linux 6.1 does it at once, older
+        ones over minutes.
+
+        The lowest priority is not enough: while a host finds the memory, the processor of this
+        thread stands still, and all threads of a step wait for the one that it should run.
+        """
         if not self.has_small:
             return
         with suppress(OSError, AttributeError):  # of this thread alone, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         self._advise(0, MADV_HUGEPAGE)
-        for start in range(0, self.num_bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, self.num_bytes - start)
+        until_s = time.monotonic() + PATIENCE_S
+        for start in range(0, self.num_bytes, JOINED_BYTES):
+            _rest(until_s)
+            size = min(JOINED_BYTES, self.num_bytes - start)
             _libc.madvise(self.address + start, size, MADV_COLLAPSE)
 
     def stop(self) -> None:
@@ -152,6 +164,16 @@ class PrefaultedMemory:
     def free(self) -> None:
         """Return all of the memory to the system."""
         self._free(self.address, self.num_bytes)
+
+
+def _rest(until_s: float) -> None:
+    """Wait until the process uses no processor, or for ``PACE_S`` once it is ``until_s``."""
+    while time.monotonic() < until_s:
+        used_s = time.process_time()
+        time.sleep(GLANCE_S)
+        if time.process_time() - used_s < BUSY_SHARE * GLANCE_S:
+            return
+    time.sleep(PACE_S)
 
 
 class StartupReader(threading.Thread):
