@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import metrics, report
 from radixlm.bench.backends import BACKENDS, REFUSED, Outcome, RequestOptions
@@ -342,9 +343,7 @@ def render(result: dict[str, Any], is_stream: bool) -> str:
 
 def local_host(host: str) -> str:
     """An address to connect to: 127.0.0.1 for 0.0.0.0, and IPv6 in brackets."""
-    if host == "0.0.0.0":
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return "127.0.0.1" if host == "0.0.0.0" else url_host(host)
 
 
 def _text(body: bytes) -> str:

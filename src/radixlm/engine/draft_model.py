@@ -14,7 +14,7 @@ import torch
 from radixlm.arch.draft import Draft, at_step, join_role, tapped_layers
 from radixlm.arch.hf import describe, describe_draft, load_config
 from radixlm.arch.names import spellings
-from radixlm.arch.quant_methods import ONLINE_FORMATS, UNQUANTIZED
+from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.arch.registry import DRAFTS
 from radixlm.arch.spec import Decoder
 from radixlm.attention.base import AttentionBackend
@@ -438,7 +438,7 @@ def _scheme(config: ServerConfig, folder: Path) -> Scheme:
     name = asked or config.model.quantization
     is_of_target = asked is None and name not in ONLINE_FORMATS  # the format of its checkpoint
     try:
-        return make_scheme(None if is_of_target or name == UNQUANTIZED else name)
+        return make_scheme(None if is_of_target else name)
     except ConfigError as error:
         flag = "--speculative-draft-model-quantization"
         raise ConfigError(str(error).replace("--quantization", flag) + ", unquant") from error

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
@@ -75,7 +76,7 @@ def _seed(config: ServerConfig) -> str:
     host = model.remote_instance_weight_loader_seed_instance_ip
     port = model.remote_instance_weight_loader_seed_instance_service_port
     if host and port:
-        return f"instance://[{host}]:{port}" if ":" in host else f"instance://{host}:{port}"
+        return f"instance://{url_host(host)}:{port}"
     if (model.model_path or "").startswith("instance://"):
         return str(model.model_path)
     raise ConfigError(

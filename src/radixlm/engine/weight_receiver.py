@@ -21,6 +21,7 @@ from torch import Tensor, distributed
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
+from radixlm.base.addresses import url_host
 from radixlm.weights.safetensors_file import DTYPES
 from radixlm.wire.tensors import TensorInfo, make_header, tensor_info
 
@@ -40,8 +41,7 @@ class Receiver:
             self._device = torch.device("cuda", args["device"])
             torch.cuda.set_device(self._device)
         limit, host = timedelta(seconds=timeout), args["master_address"]
-        host = f"[{host}]" if ":" in host else host
-        place = f"tcp://{host}:{args['master_port']}"
+        place = f"tcp://{url_host(host)}:{args['master_port']}"
         rank, size = args["rank"], args["world_size"]
         store, _, _ = next(rendezvous(place, rank, size, timeout=limit))
         store.set_timeout(limit)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from radixlm.base.addresses import url_host
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.router.worker import Worker
@@ -85,7 +86,7 @@ def _reachable(feed: Feed, host: str) -> Feed:
         name, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         if name not in _ANY_HOSTS:
             return endpoint
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return f"tcp://{url_host(host)}:{port}"
 
     return Feed(of(feed.endpoint) or "", of(feed.replay_endpoint), feed.topic)
 

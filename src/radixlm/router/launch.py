@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
@@ -54,11 +55,11 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signum, signals.put_nowait, signum)
     try:
         await gateway.start(sock, context)
-        scheme, host = "https" if context else "http", options.host
+        scheme = "https" if context else "http"
         log.info(
             "ready on %s://%s:%d after %.2f s",
             scheme,
-            f"[{host}]" if ":" in host else host,
+            url_host(options.host),
             sock.getsockname()[1],
             time.monotonic() - began_s,
         )

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         mp.set_start_method("spawn", force=True)  # CUDA does not survive a fork
     ports = find_available_ports(options.dp_worker_base_port, num_servers)
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
-    urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for port in ports)
+    urls = tuple(f"http://{url_host(host)}:{port}" for port in ports)
     processes: list[mp.Process] = []
     try:
         for i, port in enumerate(ports):

@@ -22,12 +22,7 @@ from radixlm.weights.overlay import Deltas, Fused
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.remote.place import is_place
 from radixlm.weights.safetensors_file import SafetensorsSource
-from radixlm.weights.source import (
-    TensorSource,
-    numbered_files,
-    read_weight_map,
-    shard_files,
-)
+from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
 REMOTE = ("remote", "remote_instance")  # weights that are not in the folder
 _SAME = {"layered": "auto", "bitsandbytes": "auto", "fastsafetensors": "safetensors"}
@@ -173,8 +168,7 @@ def open_files(
 def _open_safetensors(folder: Path, files: list[Path], options: LoadOptions) -> TensorSource:
     _not_empty(folder, files, "*.safetensors")
     if not options.num_threads:
-        index = index_of(folder)
-        return SafetensorsSource(files, None if index is None else read_weight_map(index))
+        return SafetensorsSource(files, index_of(folder))
     opener = load("radixlm.weights.remote.source:open_threaded")
     threaded: TensorSource = opener(folder, files, options)
     return threaded

@@ -22,7 +22,7 @@ from torch import Tensor
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.weights.origin import Origin
-from radixlm.weights.source import TensorSource
+from radixlm.weights.source import TensorSource, read_weight_map
 
 DTYPES = {
     "F64": torch.float64,
@@ -61,16 +61,19 @@ class Entry(Record):
 class SafetensorsSource(TensorSource):
     """All tensors of some safetensors files."""
 
-    def __init__(self, files: Sequence[Path], index: Mapping[str, str] | None = None) -> None:
-        """``index``: the name of the file of each tensor, which decides where two files have one.
-        CheckpointError where it does not, and for damaged files."""
-        homes = index or {}
+    def __init__(self, files: Sequence[Path], index: Path | None = None) -> None:
+        """``index``: of the checkpoint, read where two files have a tensor of one name: it says
+        which is meant. CheckpointError where it does not, and for damaged files."""
+        homes: Mapping[str, str] = {}
         self._files = tuple(files)
         self._maps: list[mmap.mmap] = []
         self._entries: dict[str, Entry] = {}
         for number, file in enumerate(files):
             entries = read_header(file, number)
-            for name in sorted(self._entries.keys() & entries.keys()):
+            duplicates = sorted(self._entries.keys() & entries.keys())
+            if duplicates and index is not None:
+                homes = homes or read_weight_map(index)
+            for name in duplicates:
                 other = self._files[self._entries[name].file].name
                 if homes.get(name) not in (file.name, other):
                     raise CheckpointError(f"{file}: {name} is also in another file, {other}")

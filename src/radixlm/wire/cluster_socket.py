@@ -9,6 +9,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.wire.curve import MIN_CHARS, secure
 
@@ -77,7 +78,7 @@ class ClusterSocket:
         secure(self.socket, secret, is_server=bind)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
-        where = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        where = f"tcp://{url_host(host)}:{port}"
         try:
             (self.socket.bind if bind else self.socket.connect)(where)
         except zmq.ZMQError as error:

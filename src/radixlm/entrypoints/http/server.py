@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
@@ -95,9 +96,10 @@ def url_of(config: ServerConfig, sock: socket.socket) -> str:
     if serve.uds is not None:
         return f"unix:{serve.uds}"
     host = "127.0.0.1" if serve.host in ("0.0.0.0", "::") else serve.host
-    host = f"[{host}]" if ":" in host else host
     scheme = "http" if serve.ssl_certfile is None else "https"
-    return f"{scheme}://{host}:{sock.getsockname()[1]}{prefix_of(serve.fastapi_root_path)}"
+    return (
+        f"{scheme}://{url_host(host)}:{sock.getsockname()[1]}{prefix_of(serve.fastapi_root_path)}"
+    )
 
 
 def start_bootstrap(config: ServerConfig) -> Any:

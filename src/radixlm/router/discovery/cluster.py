@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.router.call import Headers
 from radixlm.router.upstream import Response, Upstream
@@ -90,10 +91,11 @@ def find_cluster(environment: Mapping[str, str] = os.environ, folder: Path = POD
     there is none."""
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (folder / "token").is_file():
-        host = f"[{host}]" if ":" in host else host
         port = environment.get("KUBERNETES_SERVICE_PORT", "443")
         ca_path = str(folder / "ca.crt")
-        return Cluster(f"https://{host}:{port}", token_path=folder / "token", ca_path=ca_path)
+        return Cluster(
+            f"https://{url_host(host)}:{port}", token_path=folder / "token", ca_path=ca_path
+        )
     path = Path(environment.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     if not path.is_file():
         raise ConfigError(
