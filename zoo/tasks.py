@@ -401,11 +401,11 @@ def refuse(rng: Random, wording: Wording = CLASSIC) -> Item:
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 21.0),
+    "add": (add, 24.0),
     "subtract": (subtract, 30.0),
     "multiply": (multiply, 2.0),
     "compare": (compare, 5.0),
-    "copy": (copy, 11.0),
+    "copy": (copy, 15.0),
     "quote": (quote, 1.5),
     "reverse": (reverse, 2.5),
     "sort": (sort, 3.5),
