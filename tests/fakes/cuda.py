@@ -27,7 +27,13 @@ from tests.fakes.interpreter import replace_language_once_a_launch
 READS = ("tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
 WAITS: Counter[str] = Counter()
 _watched = threading.local()
-_recording = SimpleNamespace(is_on=False)
+
+
+class _Recording(threading.local):  # ranks may be threads
+    is_on = False
+
+
+_recording = _Recording()
 
 
 @contextmanager

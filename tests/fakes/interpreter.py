@@ -7,6 +7,7 @@ a device function (`tl.sum` and `tl.cdiv` are such), which takes most of the tim
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 
@@ -19,6 +20,7 @@ def replace_language_once_a_launch() -> None:
     replaced: set[str] = set()  # modules of functions, in this launch
     replace, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     nothing = interpreter._LangPatchScope()
+    one_at_a_time = threading.Lock()
 
     def replace_once(fn: Any) -> Any:
         if fn.__module__ in replaced:
@@ -27,11 +29,12 @@ def replace_language_once_a_launch() -> None:
         return replace(fn)
 
     def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
-        replaced.clear()
-        try:
-            launch(self, *args, **kwargs)
-        finally:
+        with one_at_a_time:  # ranks may be threads
             replaced.clear()
+            try:
+                launch(self, *args, **kwargs)
+            finally:
+                replaced.clear()
 
     interpreter._replaced = replaced
     interpreter._patch_lang = replace_once

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -64,13 +64,13 @@ class ThreadPeers(Peers):
         self._num_calls += 1
         return self._num_calls, self._hub.calls[self._num_calls]
 
-    def executor(self, runner: Runner) -> Executor:
+    def executor(self, make: Callable[[], Runner]) -> Executor:
         if not self._hub.num_others:
-            return runner
+            return make()
         if self._relays:
             self.tell(RENEW)
         self._relays = True
-        return Relay(runner, self)
+        return Relay(make(), self)
 
     def read(self) -> bytes:
         return self._hub.mail[self.ranks.place.rank - 1].get()

@@ -44,7 +44,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("engine_in_process", "pp_size", _RANKS),
     Conflict("engine_in_process", "dp_size", _RANKS),
     Conflict("engine_in_process", "nnodes", _RANKS),
-    Conflict("pp_size", "device=cuda", "stages on GPUs are not built; on a GPU use --tp-size 1"),
+    Conflict("enable_eplb", "device=cuda", "experts do not move between GPUs"),
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),

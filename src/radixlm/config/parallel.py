@@ -7,7 +7,7 @@ from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _EP = "DeepEP, a library for GPUs"
 _NO_OVERLAP = "ranks exchange by copies on the cores that compute: nothing could run beside them"
-_COMM = "speeds up communication between GPUs; there is one rank"
+_COMM = "speeds up communication between GPUs; ranks use plain NCCL"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -128,8 +128,8 @@ class ParallelConfig(Group):
     ] = 0
     gpu_id_step: Annotated[
         int,
-        "Distance between the GPUs of two replicas.",
-        Flag(within=POSITIVE, only_device="cuda", part_of=("dp_size",)),
+        "Distance between the GPUs of two ranks or replicas; 0: they share one.",
+        Flag(within=NON_NEGATIVE, only_device="cuda", part_of=("dp_size", "tp_size", "pp_size")),
     ] = 1
     enable_nccl_nvls: Annotated[
         bool, "NCCL NVLS for long prefills.", Flag(state="no-op", why=_COMM)

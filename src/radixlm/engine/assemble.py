@@ -31,6 +31,7 @@ from radixlm.engine.experts import ExpertPlaces
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
+    device_ranks,
     open_device,
     profile_steps,
     record_graphs,
@@ -190,12 +191,16 @@ def _make_steps(
     sizes, compiled = (NO_GRAPHS, None) if dump else (
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
     )  # fmt: skip
-    if draft is not None:  # it reads the hidden states of all tokens of a prompt
+    among_ranks = config.parallel.world_size > 1  # of which rank 0 alone has the draft model
+    drafts = draft is not None or (among_ranks and config.speculate.speculative_algorithm)
+    if drafts:  # it reads the hidden states of all tokens of a prompt
         sizes = replace(sizes, prompts=())
     memory = MemoryNow(free_bytes, loaded.num_bytes)
     if isinstance(device, CudaDevice):
         models = (model, compiled)
-        memory = _measure_memory(config, info, models, attn, device, free_bytes, sizes, draft)
+        memory = _measure_memory(
+            config, info, models, attn, device, free_bytes, sizes, draft, peers.ranks
+        )
     if isinstance(model, DecoderModel) and model.pipeline is not None:
         model.pipeline.confirms = config.memory.warm_restart
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
@@ -212,8 +217,9 @@ def load_engine(
 ) -> LoadedEngine:
     """Load the model and make its pools; ConfigError or CheckpointError if that fails.
     ``commands``: operators' commands besides those that concern tensors."""
-    device = open_device(config)
+    device = open_device(config, peers.ranks.place.rank)
     where = device.where
+    peers.ranks = device_ranks(config, peers.ranks, device)
     _set_threads(config, info)
     info = with_scaled_cache(config, info, peers.ranks.place)
     free_bytes = _free_bytes(device, config.parallel.num_processes)
@@ -248,7 +254,7 @@ def load_engine(
         },
         make_processors(config, info), _media(config, info, where, boot.weights), profiler,
         steps.compiled, loader.table if loader else None, draft, loaded.experts.recorder,
-        steps.dump,
+        steps.dump, peers.ranks,
     )  # fmt: skip
     facts = _facts(info, pools, limits, loaded)
     facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None
@@ -335,7 +341,7 @@ def assemble(
     hooks = Hooks(features if arrivals is None else (*features, arrivals, *handover))
 
     def make() -> Scheduler:
-        executor = peers.executor(new_runner(config, info, engine))
+        executor = peers.executor(partial(new_runner, config, info, engine))
         kv_manager = make_kv_manager(config, engine.parts.pools, limits, events, engine.kept)
         if pages is not None and arrivals is not None:
             ports = pages.ports(executor)
@@ -475,6 +481,7 @@ def _measure_memory(
     free_bytes: int,
     sizes: GraphSizes,
     draft: LoadedDraft | None,
+    ranks: Ranks,
 ) -> MemoryNow:
     """The memory of a GPU after the weights are loaded, and what the largest steps need of it."""
     model, steps = models
@@ -488,7 +495,7 @@ def _measure_memory(
     limits = scheduler_limits(config, info, info.context_len, pools.page_size)
     limits = replace(limits, max_drafts=max_drafts(config, limits.depth, info.decoder))
     processors = LogitProcessors()
-    parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)
+    parts = EngineParts(model, attn, pools, {}, processors, None, None, steps, ranks=ranks)
     make = partial(make_runner, config, info, parts, device, limits)
     needed = profile_steps(device, make, limits, sizes).needed(device.total_bytes())
     return MemoryNow(free_bytes, weight_bytes, needed)

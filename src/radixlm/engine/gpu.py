@@ -12,10 +12,15 @@ from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.parallel import ParallelConfig
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.device_groups import on_device
+from radixlm.distributed.groups import ALONE, Ranks
+from radixlm.distributed.nccl import NcclComm
 from radixlm.engine.experts import records_experts
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.engine.offload import is_offloading
+from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.graphs import GraphSizes, StepGraphs, graph_sizes, prompt_sizes
@@ -32,18 +37,24 @@ SPARE_SHARE = 0.015
 GRAPH_BYTES = 8 << 20  # driver memory of a graph, besides the memory of its step
 
 
-def open_device(config: ServerConfig) -> Device:
-    """The device of --device; ConfigError where there is none."""
+def open_device(config: ServerConfig, rank: int = 0) -> Device:
+    """The device of --device for a rank; ConfigError where there is none."""
     name = config.execute.device or "cpu"
     if name == "cpu":
         return CpuDevice()
-    if config.parallel.world_size > 1:
-        raise ConfigError(
-            f"--tp-size {config.parallel.tp_size} --pp-size {config.parallel.pp_size}: ranks on "
-            "GPUs are not built; --dp-size gives each GPU a replica"
-        )
     run_deferred(TORCH_SHAPES)  # libraries of GPUs may need all of torch
-    return CudaDevice(config.parallel.base_gpu_id, config.execute.enable_cudagraph_gc)
+    p, topology = config.parallel, topology_of(config)
+    number = topology.ranks_of(topology.node_of(rank)).index(rank)
+    index = p.base_gpu_id + number * p.gpu_id_step
+    return CudaDevice(index, config.execute.enable_cudagraph_gc)
+
+
+def device_ranks(config: ServerConfig, ranks: Ranks, device: Device) -> Ranks:
+    """``ranks`` whose groups exchange what lies on the device. All ranks call it at once."""
+    if isinstance(device, CpuDevice) or ranks.place == ALONE.place:
+        return ranks
+    make = partial(NcclComm, where=device.where) if config.parallel.gpu_id_step else None
+    return on_device(ranks, topology_of(config), device.where, make)
 
 
 def why_no_graphs(
@@ -52,6 +63,8 @@ def why_no_graphs(
     """Why decode steps cannot be recorded; "" if they can."""
     if config.execute.disable_cuda_graph:
         return "--disable-cuda-graph"
+    if reason := _why_not_among_ranks(config.parallel):
+        return reason
     if is_offloading(config):
         return "a graph cannot wait for weights that the step before it has begun to copy"
     if attn.name != "triton":
@@ -71,6 +84,17 @@ def why_no_graphs(
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference kernels of mixtures of experts count tokens on the host"
     return next((why for block in blocks if (why := reads_on_host(block))), "")
+
+
+def _why_not_among_ranks(parallel: ParallelConfig) -> str:
+    """The same, of ranks."""
+    if parallel.pp_size > 1:
+        return "pipeline stages hand over through the host"
+    if parallel.tp_size > 1 and not parallel.gpu_id_step:
+        return "ranks that share a GPU exchange through the host"
+    if parallel.enable_dp_attention:
+        return "groups of data-parallel attention get their rows from the host"
+    return ""
 
 
 def reads_on_host(block: spec.Block) -> str:

@@ -13,6 +13,7 @@ from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.distributed.record import ExpertRecorder
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
@@ -80,6 +81,7 @@ class EngineParts(Record):
     draft: LoadedDraft | None = None
     recorder: ExpertRecorder | None = None
     dump: TensorDump | None = None
+    ranks: Ranks = ALONE
 
 
 def invariant_kernels(config: ServerConfig, info: ModelInfo) -> dict[str, str]:
@@ -133,8 +135,10 @@ def make_runner(
             parts.draft, tables, limits, pools.sizes.num_full + 1, topology_of(config).attn_dp
         ),
         parts.recorder,
+        _followers(device, parts.ranks),
     )
-    has_drafter = config.speculate.speculative_algorithm is not None
+    # ranks that do not sample could not tell which graph of drafts is right
+    has_graphs = config.speculate.speculative_algorithm and parts.ranks.place == ALONE.place
     options = RunnerOptions(
         limits.page_size,
         spaces,
@@ -142,10 +146,11 @@ def make_runner(
         limits.step_tokens,
         detect_bad=detects,
         max_drafts=limits.max_drafts,
-        draft_widths=draft_widths(limits.max_drafts) if has_drafter else (),
+        draft_widths=draft_widths(limits.max_drafts) if has_graphs else (),
         max_paths=limits.max_paths,
         tree_size=parts.draft.tree.size if parts.draft and parts.draft.tree else 0,
         profiler=parts.profiler,
+        samples=parts.ranks.place.rank == 0,
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None
     is_piped = pipeline is not None and pipeline.place.rank == 0
@@ -156,6 +161,13 @@ def make_runner(
     kind = PipelinedGroupedRunner if is_piped else GroupedRunner
     more |= {"model": model, "groups": groups}
     return kind(runner_parts, options, slots_per_group=num_slots // groups.num_groups, **more)
+
+
+def _followers(device: Device, ranks: Ranks) -> Group | None:
+    """The group in which sampled tokens pass from device to device: where steps overlap, plans do
+    not know them. Stages work on other requests meanwhile, whose tokens plans know."""
+    is_told = device.is_synchronous or ranks.place.pp > 1 or ranks.place.tp == 1
+    return None if is_told else ranks.tp
 
 
 def _drafter(

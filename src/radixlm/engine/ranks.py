@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,8 +96,9 @@ class Peers(Protocol):
         """The smallest of each number over all ranks; all call it in the same order."""
         ...
 
-    def executor(self, runner: Runner) -> Executor:
-        """What the scheduler calls in place of rank 0's runner."""
+    def executor(self, make: Callable[[], Runner]) -> Executor:
+        """What the scheduler calls in place of rank 0's runner, which ``make`` makes while the
+        other ranks make theirs: on GPUs they run steps for it."""
         ...
 
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
@@ -122,8 +123,8 @@ class NoPeers(Peers):
     def agree(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
 
-    def executor(self, runner: Runner) -> Executor:
-        return runner
+    def executor(self, make: Callable[[], Runner]) -> Executor:
+        return make()
 
 
 NO_PEERS = NoPeers()
@@ -219,11 +220,11 @@ class Followers(Peers):
             self._hub.tell(message)
         self._ring.write(message)
 
-    def executor(self, runner: Runner) -> Executor:
+    def executor(self, make: Callable[[], Runner]) -> Executor:
         if self._relays:
             self.tell(RENEW)
         self._relays = True
-        return Relay(runner, self)
+        return Relay(make(), self)
 
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
         if self._hub is not None:
@@ -328,5 +329,5 @@ class LeaderLink(Peers):
         """Tell rank 0 why this rank cannot go on."""
         self.answer(Answer(self.rank, FAILED, None, str(error), type(error).__name__))
 
-    def executor(self, runner: Runner) -> Executor:
+    def executor(self, make: Callable[[], Runner]) -> Executor:
         raise AssertionError("only rank 0 has a scheduler")

@@ -109,6 +109,15 @@ class DeviceTables:
             own = self.device_pages
             own[:, slot, first:end] = own[:, page_row, first:end]
 
+    def know(self, slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+        """Set the last tokens of slots, which rank 0 has sampled."""
+        where, given = self.device, torch.from_numpy(tokens).long()
+        self.next_token[torch.from_numpy(slots).to(where)] = given.to(where)
+
+    def sampled(self) -> NDArray[np.int64]:
+        """The last token of each slot; waits for the device."""
+        return self.next_token.cpu().numpy()
+
     def changes(self) -> NDArray[np.int64]:
         """Indices into the flat tables that were written since the last call. An index may come
         twice; its value is the one in ``pages``."""

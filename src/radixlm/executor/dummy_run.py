@@ -110,7 +110,11 @@ class DummyRun:
                 for slot in range(self._num_slots)
             )
             self._is_begun = True
-        step = self._runner.forward(StepPlan(0, items, admissions, copies=copies))
+        plan = StepPlan(0, items, admissions, copies=copies)
+        if not self._runner.samples:
+            self._runner.follow(plan)
+            return
+        step = self._runner.forward(plan)
         self._runner.sample(step, masks)
         self._runner.read(step)
 

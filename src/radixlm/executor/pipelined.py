@@ -70,7 +70,7 @@ class _Pending:
         self.masks: Mapping[int, NDArray[np.int32]] = {}
 
     def take(self, kind: str) -> Tensor | None:
-        """Wait for the next result, if it is of this kind."""
+        """Wait for the next result, if it is of this kind; it is on the host."""
         if not self.results or self.results[0][0] != kind:
             return None
         return self.results.popleft()[1].result()
@@ -125,9 +125,9 @@ class PipelinedRunner(Runner):
     def read(self, step: StepHandle) -> StepResult:
         """Wait for the last stage, then sample."""
         pending = self._pending.pop(step.plan.index)
-        step.logits_RV, step.hidden_TD = pending.take(LOGITS), pending.take(HIDDEN)
+        step.logits_RV, step.hidden_TD = self._put(pending, LOGITS), self._put(pending, HIDDEN)
         if step.batch is not None:
-            step.batch.taps_TN = pending.take(TAPS)
+            step.batch.taps_TN = self._put(pending, TAPS)
         pending.take(pending.done)
         if self._recorder is not None and pending.chosen is not None:
             chosen, tokens = pending.chosen
@@ -138,9 +138,14 @@ class PipelinedRunner(Runner):
         self._current = pending
         return super().read(step)
 
+    def _put(self, pending: _Pending, kind: str) -> Tensor | None:
+        """The next result, if it is of this kind, on the device."""
+        result = pending.take(kind)
+        return None if result is None else result.to(self.device.where)
+
     def _take_target_logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
         assert self._current is not None
-        logits_RV = self._current.take(TARGETS)
+        logits_RV = self._put(self._current, TARGETS)
         assert logits_RV is not None
         return logits_RV
 

@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
-import torch
 
 from radixlm.base.errors import InvalidRequest, InvariantError, RadixError
-from radixlm.executor.relay import COMMAND, FINISH, PAGES, PLAN, RENEW, STOP, Answer, Command
+from radixlm.executor.relay import COMMAND, FINISH, PAGES, PLAN, READ, RENEW, STOP, Answer, Command
 from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanDecoder
 from radixlm.tiers import base as tiers
@@ -52,6 +51,8 @@ class RankLoop:
             kind, data = message[0], message[1:]
             if kind == PLAN:
                 self._step(data)
+            elif kind == READ:
+                self.runner.follow_read()
             elif kind == COMMAND:
                 self._obey(msgspec.msgpack.decode(data, type=Command))
             elif kind == FINISH:
@@ -74,10 +75,8 @@ class RankLoop:
         if last is not None and index != last + 1:
             raise InvariantError(f"rank {self.rank}: plan {index} follows plan {last}")
         self._last_index = index
-        tables = self.runner.tables
-        tables.next_token[torch.from_numpy(given.known_slots)] = torch.from_numpy(
-            given.known_tokens.astype("int64")
-        )
+        if self.runner.followers is None:
+            self.runner.tables.know(given.known_slots, given.known_tokens)
         self.runner.follow(given.plan)
 
     def _obey(self, command: Command) -> None:

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError, RankLost
-from radixlm.executor.results import StepHandle
+from radixlm.executor.results import StepHandle, reads_head
 from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanEncoder
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.tiers import base as tiers
 
-PLAN, COMMAND, FINISH, RENEW, STOP, PAGES = b"pcfrsg"
+PLAN, READ, COMMAND, FINISH, RENEW, STOP, PAGES = b"phcfrsg"
 
 # commands that concern every rank; the others are rank 0's own
 ON_ALL_RANKS = frozenset(
@@ -88,14 +88,18 @@ class Relay:
     def __init__(self, runner: Runner, followers: Followers) -> None:
         self.runner, self._followers = runner, followers
         self._encoder = PlanEncoder()
-        self._next_token: NDArray[np.int64] = runner.tables.next_token.numpy()
+        tables = runner.tables
+        self._sampled = tables.sampled
+        if tables.is_shared or runner.followers is not None:  # who tells the other ranks
+            tokens = tables.sampled()
+            self._sampled = lambda: tokens
 
     def forward(self, plan: StepPlan) -> StepHandle:
         """Hand the plan on and compute this rank's part. Experts move before it."""
         if (moves := self.runner.due_moves()) is not None:
             with _together():
                 self.control("move_experts", moves)
-        self._followers.tell(PLAN, self._encoder.encode(plan, self._next_token))
+        self._followers.tell(PLAN, self._encoder.encode(plan, self._sampled()))
         with _together():
             return self.runner.forward(plan)
 
@@ -104,6 +108,8 @@ class Relay:
 
     def read(self, step: StepHandle) -> StepResult:
         # the log-probabilities of prompts run the head, of which each rank may hold a part
+        if self.runner.followers is not None and reads_head(step):
+            self._followers.tell(READ)
         with _together():
             return self.runner.read(step)
 

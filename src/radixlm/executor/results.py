@@ -344,6 +344,11 @@ def needs_hidden(items: Items) -> bool:
     )
 
 
+def reads_head(step: StepHandle) -> bool:
+    """Whether reading the step runs the head: for log-probabilities of prompts."""
+    return any(item.targets is not None for item in step.items.prefills)
+
+
 def num_target_blocks(item: Item) -> int:
     """How often the head runs for an item's prompt log-probabilities."""
     return 0 if item.targets is None else -(-len(item.targets) // PROMPT_ROWS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field
+from radixlm.distributed.groups import Group
 from radixlm.distributed.record import ExpertRecorder, StepTokens
 from radixlm.executor import step_layout as layout
 from radixlm.executor.adapters import AdapterTable
@@ -35,7 +37,13 @@ from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.recorded import Attention, Model, RecordedParts, RecordedSteps
-from radixlm.executor.results import ResultReader, StepHandle, logprob_request, needs_hidden
+from radixlm.executor.results import (
+    ResultReader,
+    StepHandle,
+    logprob_request,
+    needs_hidden,
+    reads_head,
+)
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
@@ -57,7 +65,8 @@ STATE_SPACE = 1  # the page space whose pages hold states
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
     recurrent layers' states; ``drafter``: proposes tokens after each step; ``recorder``: counts the
-    experts that tokens choose."""
+    experts that tokens choose; ``followers``: the group in which rank 0 hands sampled tokens from
+    device to device."""
 
     model: Model
     attn: Attention
@@ -72,6 +81,7 @@ class RunnerParts(Record):
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     drafter: DeviceDrafter | None = None
     recorder: ExpertRecorder | None = None
+    followers: Group | None = None
 
 
 class RunnerOptions(Record):
@@ -85,6 +95,7 @@ class RunnerOptions(Record):
     draft_widths    tokens of the decode rows with drafts that get graphs
     max_paths       further paths of drafts in a step at most
     tree_size       drafts of a tree of the device's drafter; 0: it drafts chains
+    samples         whether this rank samples; the others ``follow``
     """
 
     page_size: int
@@ -98,6 +109,7 @@ class RunnerOptions(Record):
     max_paths: int = 0
     tree_size: int = 0
     profiler: Profiler | None = None
+    samples: bool = True
 
 
 class Runner:
@@ -111,7 +123,9 @@ class Runner:
         self.adapters, self._recorder = parts.adapters, parts.recorder
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
-        self.draft_widths = options.draft_widths
+        self.draft_widths, self.followers = options.draft_widths, parts.followers
+        self.samples = options.samples
+        self._unread = deque[StepHandle]()  # of a rank that does not sample
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
@@ -171,6 +185,8 @@ class Runner:
         step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
+        if self.followers is not None:
+            self.device.launch(partial(self._share_tokens, self.followers))
         step.launched_s = time.monotonic()
         if graph.rows:
             self.device.launch(partial(self.recorded.replay, step, graph))
@@ -182,8 +198,17 @@ class Runner:
 
     def follow(self, plan: StepPlan) -> None:
         """The step of a rank that does not sample: what ``forward`` and ``read`` compute, in the
-        same order."""
-        self._reader.follow(self.forward(plan))
+        same order. Where rank 0 may launch another step before it reads this one, ``follow_read``
+        is to be called when it does."""
+        step = self.forward(plan)
+        if self.followers is None:
+            self._reader.follow(step)
+        elif reads_head(step):
+            self._unread.append(step)
+
+    def follow_read(self) -> None:
+        """What ``read`` computes of the first step with ``reads_head`` that was not read."""
+        self._reader.follow(self._unread.popleft())
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
@@ -222,6 +247,13 @@ class Runner:
             self.tables.write(update)
         if plan.new_pages is not None:
             self.tables.add(plan.new_pages)
+
+    @torch.inference_mode()
+    def _share_tokens(self, group: Group) -> None:
+        """Give all ranks the tokens that rank 0 has sampled, which the host may not know yet."""
+        tables = self.tables
+        tables.known.copy_(group.broadcast(tables.known, 0))
+        tables.num_refused.copy_(group.broadcast(tables.num_refused, 0))
 
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:

@@ -9,7 +9,7 @@ V variants of the choice among copies.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -75,6 +75,14 @@ class ExpertSplit(Record, eq=False):
         return self.slots_VE[rows_T[:, None], ids_TK].long()
 
 
+@runtime_checkable
+class SkippingExperts(Protocol):
+    """Experts that can leave choices out."""
+
+    def run_some(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """``run`` without the choices whose id is -1."""
+
+
 def native_of(group: Group) -> Any:
     """What C++ kernels call for a group's collectives; None of ranks that are threads, or alone."""
     return getattr(group, "native", None)
@@ -89,12 +97,18 @@ def even_split(num_experts: int, group: Group, zero_experts: int = 0) -> ExpertS
 
 class SplitExperts:
     """``PackedExperts`` of which ``pack`` holds this rank's. ``groups``: of attention, each of
-    which brings its own tokens."""
+    which brings its own tokens. ``adds_sums``: the ranks' sums are added instead of outcomes, which
+    changes last bits; the host then need not know which tokens chose which experts."""
 
     def __init__(
-        self, pack: PackedExperts, split: ExpertSplit, groups: AttentionGroups | None = None
+        self,
+        pack: PackedExperts,
+        split: ExpertSplit,
+        groups: AttentionGroups | None = None,
+        adds_sums: bool = False,
     ) -> None:
         self.pack, self.split, self._groups = pack, split, groups
+        self._adds_sums = adds_sums
         if hasattr(pack, "takes_adapters"):
             self.takes_adapters = True
         self._name_blocks()
@@ -154,6 +168,8 @@ class SplitExperts:
             return self.pack.run(x_TD, weights_TK, ids_TK, lora, part=self._part)
         if lora is not None and self._part is not None:
             return cast(Experts, self.pack).run(x_TD, weights_TK, ids_TK, lora, part=self._part)
+        if self._adds_sums and lora is None:
+            return self._run_own(x_TD, weights_TK, ids_TK)
         slots_N = self.split.slots(ids_TK).flatten()
         if tokens < ALL_TO_ALL_TOKENS or group.size == 2:
             order_N, counts = self._sorted(slots_N)
@@ -173,6 +189,17 @@ class SplitExperts:
         slot_TK = _inverse(order_N).view(-1, top_k)
         y_TD = self._combine(out_ND, slot_TK, weights_TK[begin:end])
         return group.all_gather_rows(y_TD, tuple(b - a for a, b in pairwise(cuts)))
+
+    def _run_own(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """The sum over ranks of what each makes of its own experts."""
+        own_TK = self.split.slots(ids_TK) - self.split.first
+        is_own_TK = (own_TK >= 0) & (own_TK < len(self.split.held))
+        if isinstance(self.pack, SkippingExperts):
+            y_TD = self.pack.run_some(x_TD, weights_TK, own_TK.where(is_own_TK, -1))
+        else:
+            weights_TK = weights_TK.where(is_own_TK, 0.0)
+            y_TD = self.pack.run(x_TD, weights_TK, own_TK.where(is_own_TK, 0))
+        return self.split.group.all_reduce(y_TD)
 
     def _sorted(self, slots_N: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """The pairs by slot, and how many each rank computes."""

@@ -70,6 +70,7 @@ class MoeLayer(Module):
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
         self._kernels: Kernels = context.kernels
+        self._device = context.device
         self._groups = context.attention_groups
         wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
         self._together = context.scheme.rows_together(dim), context.scheme.rows_together(spec.inner)
@@ -187,9 +188,14 @@ class MoeLayer(Module):
         """Whether a kernel runs the experts."""
         return self.spec.gated and self.spec.expert_norm is None
 
+    def _spread(self, pack: PackedExperts, share: ExpertSplit) -> SplitExperts:
+        """On a device, in a way that no step waits for the host."""
+        share = replace(share, slots_VE=share.slots_VE.to(self._device))
+        return SplitExperts(pack, share, self._groups, self._device.type != "cpu")
+
     def finish(self) -> None:
         pack = self._packed()
-        self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
+        self.experts = pack if self.share is None else self._spread(pack, self.share)
         if self.share is not None and self.share.inside and not isinstance(pack, Experts):
             raise CheckpointError(
                 "no kernel runs parts of these experts; --ep-size as --tp-size works"

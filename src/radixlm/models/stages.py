@@ -218,7 +218,9 @@ class Pipeline:
         batch.leaves_taps = True  # the other ranks do not know whether drafts rest
         if self.is_first or batch.carried:
             return
-        batch.carried = dict(self._receive(self.place.stage - 1))
+        where = batch.token_ids_T.device
+        before = self._receive(self.place.stage - 1)
+        batch.carried = {name: one.to(where) for name, one in before}
         batch.taps_TN = batch.carried.pop(TAPS, None)
         _restore(batch.scratch, batch.carried)
 
@@ -261,7 +263,7 @@ class Pipeline:
         self._group.send(torch.tensor([len(head)]), to)
         self._group.send(head, to)
         for one in tensors.values():
-            self._group.send(one, to)
+            self._group.send(one.cpu(), to)
 
     def _receive(self, source: int) -> Iterator[tuple[str, Tensor]]:
         receive = self._group.receive

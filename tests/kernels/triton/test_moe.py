@@ -76,6 +76,21 @@ def test_all_tokens_on_one_expert_and_an_expert_twice() -> None:
     assert experts.run(x[:0], torch.rand(0, 2), same[:0]).shape == (0, DIM)
 
 
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_choices_of_no_expert_are_left_out(tokens: int) -> None:
+    """As if their weight was 0; memory that nothing was written to is not read."""
+    params = weights(torch.float32, True)
+    experts = pack_experts(*params, "swiglu_oai")
+    weights_TK, ids_TK = choices(tokens, 3)
+    is_out_TK = torch.rand(tokens, 3) < 0.5
+    is_out_TK[0], is_out_TK[1] = True, False
+    x = torch.randn(tokens, DIM)
+    want = experts.run(x, weights_TK.masked_fill(is_out_TK, 0.0), ids_TK)
+    got = experts.run_some(x, weights_TK, ids_TK.masked_fill(is_out_TK, -1))
+    assert torch.equal(got, want) and not got[0].any()
+    assert experts.run_some(x[:, :], weights_TK, torch.full_like(ids_TK, -1)).abs().sum() == 0
+
+
 def test_torchs_grouped_product_gives_the_same() -> None:
     params = weights(torch.bfloat16, False)
     experts = pack_experts(*params, "gelu")

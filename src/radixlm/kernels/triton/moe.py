@@ -45,15 +45,22 @@ _BLOCK_D = 1024
 
 
 @triton.jit
-def combine_kernel(slots_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (token, block): the sum of a token's slots, in their order."""
+def combine_kernel(
+    slots_ptr, out_ptr, ids_ptr, dim, TOP_K: tl.constexpr, SKIPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program (token, block): the sum of a token's slots, in their order; with SKIPS without those
+    of id -1."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < dim
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(TOP_K):
-        at = slots_ptr + (token * TOP_K + choice) * dim + col
-        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        slot = token * TOP_K + choice
+        width = dim
+        if SKIPS:
+            width = tl.where(tl.load(ids_ptr + slot) >= 0, dim, 0)
+        at = slots_ptr + slot * dim + col
+        total += tl.load(at, mask=col < width, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * dim + col, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -111,11 +118,26 @@ class TritonExperts:
             return self.run_grouped_mm(x_TD, weights_TK, ids_TK)
         return self.run_sorted(x_TD, weights_TK, ids_TK)
 
-    def run_few(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Each slot by itself."""
-        return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
+    def run_some(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """``run`` without the choices whose id is -1."""
+        x_TD = x_TD if x_TD.stride(-1) == 1 else x_TD.contiguous()
+        weights_TK, ids_TK = weights_TK.float().contiguous(), ids_TK.contiguous()
+        if not x_TD.shape[0]:
+            return torch.empty_like(x_TD)
+        is_few = x_TD.shape[0] <= GEMV_TOKENS and self.up.act in SWISH
+        run = self.run_few if is_few and self._tile_rows is None else self.run_sorted
+        return run(x_TD, weights_TK, ids_TK, skips=True)
 
-    def run_sorted(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+    def run_few(
+        self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, skips: bool = False
+    ) -> Tensor:
+        """Each slot by itself; with ``skips`` not those of id -1."""
+        h_SI = gemv_up(x_TD, self.up, ids_TK, skips)
+        return gemv_down(h_SI, self.down, ids_TK, weights_TK, skips)
+
+    def run_sorted(
+        self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, skips: bool = False
+    ) -> Tensor:
         """Slots sorted by expert and padded to tiles. The first product applies the activation, the
         second one the routing weights."""
         tokens, top_k = ids_TK.shape
@@ -135,7 +157,7 @@ class TritonExperts:
             h, self.down, aligned, down_tile, out_SD,
             top_k=1, x_scale=h_scale, row_weights=weights_TK,
         )  # fmt: skip
-        return _combined(out_SD, tokens, top_k)
+        return _combined(out_SD, ids_TK, skips)
 
     def run_grouped_mm(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """Rows gathered by expert, torch's grouped product, rows summed by token."""
@@ -169,14 +191,15 @@ def quantized(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
     return x, None
 
 
-def _combined(out_SD: Tensor, tokens: int, top_k: int) -> Tensor:
-    if top_k == 1:
+def _combined(out_SD: Tensor, ids_TK: Tensor, skips: bool) -> Tensor:
+    tokens, top_k = ids_TK.shape
+    if top_k == 1 and not skips:
         return out_SD
     dim = out_SD.shape[1]
     out_TD = out_SD.new_empty(tokens, dim)
     launch(
         combine_kernel, (tokens, cdiv(dim, _BLOCK_D)),
-        (out_SD, out_TD), (dim,), TOP_K=top_k, BLOCK=_BLOCK_D
+        (out_SD, out_TD, ids_TK), (dim,), TOP_K=top_k, SKIPS=skips, BLOCK=_BLOCK_D
     )  # fmt: skip
     return out_TD
 

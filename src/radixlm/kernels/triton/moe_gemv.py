@@ -61,12 +61,16 @@ def gemv_up_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, num_out, num_in, x_stride,
     group, top_k, has_bias, limit, alpha, shift,
     KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (slot, block): act(gate) * up of one token through one of its experts."""
+    """Program (slot, block): act(gate) * up of one token through one of its experts; with SKIPS
+    nothing for the expert -1."""
     slot = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(ids_ptr + slot).to(tl.int64)
+    if SKIPS:
+        if expert < 0:
+            return
     y = _products(
         x_ptr + slot // top_k * x_stride, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
         group, True, KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
@@ -80,27 +84,51 @@ def gemv_up_kernel(
     tl.store(out_ptr + slot * half + at, out, mask=at < half)
 
 
+@triton.jit
+def _weighted(
+    x_ptr, w_ptr, w_scale_ptr, bias_ptr, row_weight_ptr, slot, expert, col, num_out, num_in, group,
+    has_bias,
+    KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """What an expert gives for one row, times the row's weight: float32 [BLOCK_N]."""
+    y = _products(
+        x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
+        group, False, KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
+    )  # fmt: skip
+    bias_at = bias_ptr + expert * num_out + tl.minimum(col, num_out - 1)
+    y += tl.load(bias_at, mask=if_set(has_bias, col >= 0), other=0.0)
+    return y * tl.load(row_weight_ptr + slot)
+
+
 @triton.jit(do_not_specialize=_FREE[:3])
 def gemv_down_kernel(
     x_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, ids_ptr, row_weight_ptr, num_out, num_in,
     group, top_k, has_bias,
     KIND: tl.constexpr, SCALED: tl.constexpr, ONE_STEP: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr, CHUNK: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block): the weighted sum over the token's experts, in their order."""
+    """Program (token, block): the weighted sum over the token's experts, in their order; with SKIPS
+    without the expert -1."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for choice in tl.range(top_k, num_stages=STAGES):
         slot = token * top_k + choice
         expert = tl.load(ids_ptr + slot).to(tl.int64)
-        y = _products(
-            x_ptr + slot * num_in, w_ptr, w_scale_ptr, expert, col, num_out, num_in,
-            group, False, KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
-        )  # fmt: skip
-        bias_at = bias_ptr + expert * num_out + tl.minimum(col, num_out - 1)
-        y += tl.load(bias_at, mask=if_set(has_bias, col >= 0), other=0.0)
-        total += y * tl.load(row_weight_ptr + slot)
+        if SKIPS:
+            if expert >= 0:
+                total += _weighted(
+                    x_ptr, w_ptr, w_scale_ptr, bias_ptr, row_weight_ptr, slot, expert, col,
+                    num_out, num_in, group, has_bias,
+                    KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
+                )  # fmt: skip
+        else:
+            total += _weighted(
+                x_ptr, w_ptr, w_scale_ptr, bias_ptr, row_weight_ptr, slot, expert, col,
+                num_out, num_in, group, has_bias,
+                KIND, SCALED, ONE_STEP, BLOCK_N, BLOCK_K, CHUNK,
+            )  # fmt: skip
     out = total.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token * num_out + col, out, mask=col < num_out)
 
@@ -136,8 +164,9 @@ def _constants(
     }
 
 
-def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
-    """act(gate) * up of every slot: [S, I] in the dtype of x. The activation is one of SWISH."""
+def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor, skips: bool = False) -> Tensor:
+    """act(gate) * up of every slot: [S, I] in the dtype of x, undefined for ids -1 with ``skips``.
+    The activation is one of SWISH."""
     num_slots, top_k = ids_TK.numel(), ids_TK.shape[1]
     out = torch.empty(num_slots, packed.width, dtype=x_TD.dtype, device=x_TD.device)
     constants, none = _choice(packed, num_slots), nothing(torch.float32, x_TD.device)
@@ -147,13 +176,16 @@ def gemv_up(x_TD: Tensor, packed: Packed, ids_TK: Tensor) -> Tensor:
          none if packed.bias is None else packed.bias, out, ids_TK),
         (packed.num_out, packed.num_in, x_TD.stride(0), packed.group, top_k,
          int(packed.bias is not None), *SWISH[packed.act]),
-        **constants, num_warps=4,
+        **constants, SKIPS=skips, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Sum over a token's experts of weight * down(h): [T, D] in the dtype of h."""
+def gemv_down(
+    h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor, skips: bool = False
+) -> Tensor:
+    """Sum over a token's experts of weight * down(h): [T, D] in the dtype of h; with ``skips``
+    without ids -1."""
     tokens, top_k = ids_TK.shape
     out = torch.empty(tokens, packed.num_out, dtype=h_SI.dtype, device=h_SI.device)
     constants, none = _choice(packed, tokens), nothing(torch.float32, h_SI.device)
@@ -162,6 +194,6 @@ def gemv_down(h_SI: Tensor, packed: Packed, ids_TK: Tensor, weights_TK: Tensor) 
         (h_SI, packed.data, none if packed.scale is None else packed.scale,
          none if packed.bias is None else packed.bias, out, ids_TK, weights_TK),
         (packed.num_out, packed.num_in, packed.group, top_k, int(packed.bias is not None)),
-        **constants, num_warps=4,
+        **constants, SKIPS=skips, num_warps=4,
     )  # fmt: skip
     return out

@@ -39,7 +39,8 @@ def _uses(
     min_arch, max_arch = archs_of(kind)
     for use, kernel in {"up": gemv_up_kernel, "down": gemv_down_kernel}.items():
         own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-        yield Variant(
-            f"gemv-{use}-{label}-{size}", kernel, own, constants, 4, 3, min_arch=min_arch,
-            max_arch=max_arch,
-        )  # fmt: skip
+        for skips in (False, True):
+            yield Variant(
+                f"gemv-{use}-{label}-{size}{'-skips' * skips}", kernel, own,
+                constants | {"SKIPS": skips}, 4, 3, min_arch=min_arch, max_arch=max_arch,
+            )  # fmt: skip
