@@ -41,11 +41,9 @@ class RecordedLayer(Protocol):
 
     def record(self, is_on: bool) -> None:
         """Keep what the tokens of each step choose."""
-        ...
 
     def take_chosen(self) -> Tensor | None:
         """The experts that the tokens of the last step chose, int64 [T, K]."""
-        ...
 
 
 class StepTokens(Record):
@@ -78,7 +76,6 @@ class MoveSource(Protocol):
 
     def due(self) -> dict[str, Any] | None:
         """The arguments of the command move_experts, if one is due; called before each step."""
-        ...
 
 
 class ExpertRecorder:

@@ -112,22 +112,17 @@ class DeviceDrafter(Protocol):
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the pools of its KV."""
-        ...
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
         """Write its KV for the tokens that the step made known. Places behind ``last_R`` hold
         refused drafts: what is written there is overwritten later."""
-        ...
 
     def skip(self, items: Items) -> None:
         """A step whose tokens it does not see; each step is extended by or skipped."""
-        ...
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
         """Draft ``lens_R[r]`` tokens behind ``next_tokens_R[r]``; K is the largest of them. The
         pages of these places are allocated."""
-        ...
 
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
-        ...

@@ -34,13 +34,11 @@ class StageLink(Protocol):
 
     def count_step(self) -> None:
         """A step begins."""
-        ...
 
     def give_results(
         self, logits_RV: Tensor | None, hidden_TD: Tensor | None, taps_TN: Tensor | None
     ) -> None:
         """Send what the last stage has computed to rank 0."""
-        ...
 
 
 class LayerModel(Model, Protocol):
@@ -52,13 +50,11 @@ class LayerModel(Model, Protocol):
     @property
     def pipeline(self) -> StageLink | None:
         """None with one stage."""
-        ...
 
     def forward(self, batch: ForwardBatch) -> Tensor: ...
 
     def stage_logits(self, hidden_RD: Tensor, lora: LoraRows | None) -> Tensor:
         """``logits`` of the last stage, which stay there."""
-        ...
 
 
 class _Order:

@@ -34,15 +34,12 @@ class Copies(Protocol):
 
     def computed(self) -> Any:
         """A mark behind what was launched for computing so far."""
-        ...
 
     def copy(self, target: Tensor, source: Tensor, after: Any) -> Any:
         """Copy pinned bytes once the mark ``after`` (or None) is reached; a mark behind it."""
-        ...
 
     def wait(self, copied: Any) -> None:
         """What is launched for computing from now on comes after this mark."""
-        ...
 
 
 class CudaCopies:

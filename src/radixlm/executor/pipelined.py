@@ -43,7 +43,6 @@ class LastStage(Protocol):
     @property
     def taking(self) -> ThreadPoolExecutor:
         """The thread that calls ``take_result``."""
-        ...
 
     @property
     def num_stages(self) -> int: ...
@@ -52,7 +51,6 @@ class LastStage(Protocol):
         """Wait for its next result of a kind, or for that of another stage. They come step by step:
         logits, hidden states, a drafter's, experts that tokens chose, then the logits of prompt
         tokens, as far as they are wanted."""
-        ...
 
 
 class _Pending:

@@ -43,20 +43,15 @@ class HostDrafter(Protocol):
     def start(self, rid: str, namespace: Hashable, ids: Int32Array) -> None:
         """A request runs, with ``ids`` known. What it writes is proposed to requests of equal
         namespaces only. A known rid starts again."""
-        ...
 
     def append(self, rid: str, tokens: Int32Array) -> None:
         """Tokens were committed; an unknown rid is ignored, here and below."""
-        ...
 
     def propose(self, rid: str, max_tokens: int) -> Proposal:
         """At most ``max_tokens`` tokens that may follow."""
-        ...
 
     def finish(self, rid: str) -> None:
         """The request is over."""
-        ...
 
     def flush(self) -> None:
         """Forget what requests have written that are over."""
-        ...

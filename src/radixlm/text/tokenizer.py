@@ -44,7 +44,6 @@ class Backend(Protocol):
 
     def encode_batch_fast(self, input: list[Any], *, add_special_tokens: bool = True) -> Any:
         """Objects with ``.ids`` and ``.type_ids``, one per text or pair of texts."""
-        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

@@ -24,7 +24,6 @@ class Loader(Protocol):
 
     def is_ready(self, number: int) -> bool:
         """Whether the adapter is loaded; InvalidRequest if it never will be."""
-        ...
 
 
 class LoraFeature(Feature):

@@ -39,7 +39,6 @@ class EncoderBlocks(Protocol):
     @property
     def final_norm(self) -> NormLayer | None:
         """The norm after the last block, if there is one."""
-        ...
 
 
 def make_encoder_program(model: EncoderBlocks) -> EncoderProgram | None:

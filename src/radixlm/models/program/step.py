@@ -39,11 +39,9 @@ class EmittedModel(Protocol):
     @property
     def adapted(self) -> Sequence[Adaptable]:
         """The layers that adapters may change."""
-        ...
 
     def emit(self, program: ProgramBuilder) -> None:
         """Append the operations of a step. Unsupported where there is none for a part."""
-        ...
 
 
 def make_program(
