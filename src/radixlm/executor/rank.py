@@ -73,9 +73,8 @@ class RankLoop:
             raise InvariantError(f"rank {self.rank}: plan {index} follows plan {last}")
         self._last_index = index
         tables = self.runner.tables
-        tables.next_token[torch.from_numpy(given.known_slots)] = torch.from_numpy(
-            given.known_tokens.astype("int64")
-        )
+        known_slots, known_tokens = map(torch.from_numpy, (given.known_slots, given.known_tokens))
+        tables.next_token[known_slots] = known_tokens
         self.runner.follow(given.plan)
 
     def _obey(self, command: Command) -> None:
