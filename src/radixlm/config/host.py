@@ -12,10 +12,7 @@ from radixlm.base import env
 from radixlm.base.cores import num_cores
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_CGROUP_USAGE = {
-    "memory.max": "memory.current",
-    "memory.limit_in_bytes": "memory.usage_in_bytes",
-}
+_CGROUP_USAGE = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
