@@ -367,10 +367,7 @@ class AdapterRegistry:
         except Overloaded:  # the engine died: the next one reads it
             await self._intake.ready.wait()
             replies = await self._intake.control_each(LOAD, **adapter.args)
-        failed = next((reply for reply in replies if not reply.ok), None)
-        if failed is not None:
-            raise InvalidRequest(failed.message, "lora_path")
-        if len({reply.data["digest"] for reply in replies}) > 1:
+        if len({reply.result("lora_path")["digest"] for reply in replies}) > 1:
             raise InvalidRequest(f"{adapter.path}: the engines read different files", "lora_path")
         facts: dict[str, Any] = replies[0].data
         return facts

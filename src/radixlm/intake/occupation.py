@@ -120,9 +120,8 @@ class MemoryOccupation:
         if not ready:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
         asked = [self._intake.ask(replica, verb, {"tags": tags}) for replica in ready]
-        replies = await asyncio.gather(*asked)
-        if failed := [reply.message for reply in replies if not reply.ok]:
-            raise InvalidRequest(failed[0])
+        for reply in await asyncio.gather(*asked):
+            reply.result()
 
     def _note_now(self, tags: set[str]) -> None:
         """All engines have answered; heartbeats of some may be older."""
