@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,11 +27,13 @@ from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
 from radixlm.executor.draft_trees import DraftTrees
 from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
 from radixlm.speculative.trees import TreeShape
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy
+
+if TYPE_CHECKING:
+    from radixlm.models.drafts import DraftModel, DraftOutput, StandaloneDraft
 
 log = logging.getLogger(__name__)
 
@@ -41,29 +43,6 @@ MIN_ROUNDS = 256  # verifications after which a draft model is judged
 
 
 ONE_GROUP = PageGroups()
-
-
-class DraftOutput(Protocol):
-    """``models/drafts.py``: logits of the draft's own vocabulary, and what its next step reads."""
-
-    @property
-    def logits_RV(self) -> Tensor: ...
-    @property
-    def hidden_RD(self) -> Tensor | None: ...
-
-
-class DraftNet(Protocol):
-    """``models/drafts.py``: a head, or a whole model (``needs`` None)."""
-
-    needs: HiddenNeeds | None
-    kv_groups: tuple[KvGroup, ...]
-
-    @property
-    def target_ids_V(self) -> Tensor | None: ...
-    def combine(self, hidden_TN: Tensor) -> Tensor: ...
-    def draft_step(
-        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
-    ) -> DraftOutput: ...
 
 
 class Places(Record, eq=False):
@@ -103,12 +82,12 @@ class ModelDrafter:
 
     def __init__(
         self,
-        net: DraftNet,
+        net: DraftModel | StandaloneDraft,
         attn: Any,
         tables: DeviceTables,
         page_size: int,
         num_ids: int,
-        later: Sequence[tuple[DraftNet, Any]] = (),
+        later: Sequence[tuple[DraftModel | StandaloneDraft, Any]] = (),
         groups: PageGroups = ONE_GROUP,
         tree: TreeShape | None = None,
     ) -> None:

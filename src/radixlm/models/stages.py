@@ -206,6 +206,7 @@ class Pipeline:
         return hidden_TD, logits_RV
 
     def count_step(self) -> None:
+        """A step begins."""
         self._num_steps += 1
 
     @property
@@ -246,7 +247,9 @@ class Pipeline:
 
     def take_result(self, kind: str, stage: int = -1) -> Tensor:
         """Of rank 0: the next result of this kind, of the last stage unless one is given; what
-        nobody asks for is passed over."""
+        nobody asks for is passed over. They come step by step: logits, hidden states, what a
+        drafter reads, experts that tokens chose, then the logits of prompt tokens, as far as they
+        are wanted."""
         while True:
             ((found, result),) = self._receive(stage % self.place.pp)
             if found == kind:
