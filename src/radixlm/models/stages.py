@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -29,6 +29,9 @@ from radixlm.models.kv_groups import source_of
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import ForwardBatch, LayerScratch
 from radixlm.step.result import HIDDEN, LOGITS, TAPS
+
+if TYPE_CHECKING:
+    from radixlm.models.decoder import DecoderModel
 
 RESIDUAL = "x"  # the name of the residual stream among what is handed over
 _SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD")
@@ -153,16 +156,6 @@ class LeftOutBlock(BlockLayer):
         pass
 
 
-class StagedModel(Protocol):
-    """What ``Pipeline`` calls of a model."""
-
-    def step_alone(
-        self, batch: ForwardBatch, need_hidden: bool
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-    def forward(self, batch: ForwardBatch) -> Tensor: ...
-
-
 class Pipeline:
     """What the ranks of a chain of stages hand to each other. Messages between two ranks come in
     order: of each step what the next stage needs, and what rank 0 needs of the last."""
@@ -192,7 +185,7 @@ class Pipeline:
         return ThreadPoolExecutor(1, "results")
 
     def step(
-        self, model: StagedModel, batch: ForwardBatch, need_hidden: bool
+        self, model: DecoderModel, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """This stage's part of a step. Only the last stage has hidden states and logits; rank 0
         gets them by ``take_result``."""
