@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from radixlm.memory.pages import PageAllocator
-from radixlm.memory.prefix.chunk import ChunkCache
+from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.draft_counts import DraftCounts
@@ -84,7 +84,7 @@ class Worker:
     ) -> None:
         size = limits.page_size
         pages = PageAllocator(max(num_tokens // size, 2), size)
-        cache = RadixCache(pages, size) if has_cache else ChunkCache(size, False)
+        cache = RadixCache(pages, size) if has_cache else PrefixCache(size, False)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(limits.max_running), cache, size)
         self.limits, self.is_decode_side = limits, is_decode_side
         self._mine, theirs = MemoryChannel.pair()

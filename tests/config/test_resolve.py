@@ -20,7 +20,7 @@ from radixlm.config.option import Option, options
 from radixlm.config.resolve import STEPS, Change, apply, resolve
 from radixlm.config.server_config import ServerConfig, flat
 
-CPU = HostInfo(device="cpu", num_cpus=2, memory_bytes=2**33, seed=7)
+CPU = HostInfo(device="cpu", num_cpus=2, seed=7)
 AUTO_NAMES = {
     field.name
     for owner in GROUPS.values()

@@ -18,7 +18,7 @@ from radixlm.config.states import draft_notes
 
 def filled(architecture: str = "X", **given: Any) -> dict[str, Any]:
     """The values of the options after their lengths were filled in, twice."""
-    host = HostInfo("cpu", 2, 1 << 34, {"architecture": architecture})
+    host = HostInfo("cpu", 2, {"architecture": architecture})
     config = ServerConfig.from_kwargs(
         **{f"speculative_{name}": value for name, value in given.items()}
     )
@@ -81,14 +81,14 @@ def test_lengths(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
 
 def test_nothing_is_filled_in_before_the_model_is_known() -> None:
     config = ServerConfig.from_kwargs(speculative_algorithm="NGRAM")
-    assert not list(fill_drafts(config, HostInfo("cpu", 2, 1 << 34)))
+    assert not list(fill_drafts(config, HostInfo("cpu", 2)))
 
 
 @pytest.mark.parametrize("name", ["accept_threshold_single", "accept_threshold_acc"])
 def test_lossy_acceptance_is_refused(name: str) -> None:
     flag = f"--speculative-{name.replace('_', '-')}"
     words = ["--speculative-algorithm", "NGRAM", flag]
-    host = HostInfo("cpu", 2, 1 << 34)
+    host = HostInfo("cpu", 2)
     config, given = parse([*words, "0.9"])
     with pytest.raises(ConfigError, match=rf"{flag} 0\.9 .* changes answers.*default: 1\.0"):
         resolve(config, host, given)
@@ -101,7 +101,7 @@ def test_only_draft_models_draft_trees(
 ) -> None:
     caplog.set_level(logging.INFO)
     config, given = parse(["--speculative-algorithm", algorithm, "--speculative-eagle-topk", "4"])
-    resolve(config, HostInfo("cpu", 2, 1 << 34), given)
+    resolve(config, HostInfo("cpu", 2), given)
     assert ("--speculative-eagle-topk has no effect" in caplog.text) == is_chain
 
 

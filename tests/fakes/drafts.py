@@ -51,7 +51,7 @@ class ForcedDrafts:
     def drafting(self, limits: Limits, kv_manager: KVCacheManager, hooks: Hooks) -> Drafting:
         if self.kind == "device":
             return Drafting(limits, kv_manager, hooks, self, has_device_drafter=True)
-        return Drafting(limits, kv_manager, hooks, self, [self])
+        return Drafting(limits, kv_manager, hooks, self, self)
 
     # ---- as a drafter
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from radixlm.base.record import replace
 from radixlm.memory.pages import PageAllocator
-from radixlm.memory.prefix.chunk import ChunkCache
+from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
@@ -81,7 +81,7 @@ class SchedulerHarness:
                 group = WindowGroup(second, window)
             is_hybrid = bool(window)
             cache = (
-                RadixCache(allocator, size, window=group) if radix else ChunkCache(size, is_hybrid)
+                RadixCache(allocator, size, window=group) if radix else PrefixCache(size, is_hybrid)
             )
             return KVCacheManager(allocator, slot_allocator, cache, size, window_pages, min_tail)
 

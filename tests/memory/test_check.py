@@ -5,7 +5,7 @@ import pytest
 
 from radixlm.memory.check import Holding, Repair, check, repair
 from radixlm.memory.pages import PageAllocator
-from radixlm.memory.prefix.chunk import ChunkCache
+from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 
@@ -130,12 +130,12 @@ def test_many_shared_pages_are_counted_not_listed():
     pool, slots = PageAllocator(200, 1), SlotAllocator(2)
     pages = pool.alloc(100)
     running = [Holding(slots.alloc(), pages, None), Holding(slots.alloc(), pages, None)]
-    violations = check(pool, slots, ChunkCache(1), running)
+    violations = check(pool, slots, PrefixCache(1), running)
     assert violations[-1] == "full: 100 pages have several owners" and len(violations) == 9
 
 
 def test_without_a_prefix_cache():
     pool, slots = PageAllocator(20, 4), SlotAllocator(2)
-    running = [(slots.alloc(), pool.alloc(3), ChunkCache(4).match(ids(1)).handle)]
-    assert check(pool, slots, ChunkCache(4), running) == []
-    assert check(pool, slots, ChunkCache(4), []) != []
+    running = [(slots.alloc(), pool.alloc(3), PrefixCache(4).match(ids(1)).handle)]
+    assert check(pool, slots, PrefixCache(4), running) == []
+    assert check(pool, slots, PrefixCache(4), []) != []

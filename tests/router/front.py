@@ -49,8 +49,8 @@ class Front:
         self.gateway = Gateway(replace(Options(), **options), parts=())
         gateway = self.gateway
         gateway.registry = Registry(gateway.options, gateway.upstream.fetch)
-        gateway.health = Health(gateway.registry)
         gateway.metrics = RouterMetrics(gateway.registry)
+        gateway.health = Health(gateway.registry, gateway.metrics)
         gateway.admission = self.ticket = Ticket()
         dispatch.attach(gateway)
         stalled.attach(gateway)

@@ -11,6 +11,7 @@ import pytest
 from radixlm.router import health as module
 from radixlm.router import registry
 from radixlm.router.health import Health, Outcome
+from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry
 from radixlm.router.worker import State, Worker
@@ -34,7 +35,7 @@ class World:
         self.clock, self.servers = clock, Servers()
         self.servers.up(URL)
         self.registry = Registry(Options(**options), self.servers.fetch)  # type: ignore[arg-type]
-        self.health = Health(self.registry)
+        self.health = Health(self.registry, RouterMetrics())
         self.states: list[State] = []
         self.registry.on_move = lambda worker, state: self.states.append(state)
         self.worker = self.registry.add(Worker(URL))

@@ -46,8 +46,8 @@ class Drafts(ForcedDrafts):
     """ "own": no drafter, only predictions and what grammars force."""
 
     def drafting(self, limits: Limits, kv_manager: KVCacheManager, hooks: Hooks) -> Drafting:
-        drafters = [] if self.kind == "own" else [self]
-        return Drafting(limits, kv_manager, hooks, self, drafters)  # type: ignore[arg-type]
+        drafter = None if self.kind == "own" else self
+        return Drafting(limits, kv_manager, hooks, self, drafter)  # type: ignore[arg-type]
 
 
 def features(matcher: str, jump: bool, depth: int = 0) -> tuple[Feature, ...]:

@@ -25,28 +25,22 @@ class AttentionBackend(Protocol):
 
     def supports(self, page_size: int) -> bool:
         """Whether pages of ``page_size`` tokens work."""
-        ...
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Whether the cache may hold this dtype."""
-        ...
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers; needs no pool."""
-        ...
 
     def make_pool(
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
     ) -> KvPool:
         """Allocate the group's pool; the backend attends over it from now on."""
-        ...
 
     def begin(self, batch: ForwardBatch) -> None:
         """Prepare a step; called once, before the first layer."""
-        ...
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Store the step's K and V, attend: [T, heads * v_dim] in the dtype of q."""
-        ...

@@ -12,10 +12,7 @@ from radixlm.config.flag import POSITIVE, Flag, Group
 class AdapterConfig(Group):
     """LoRA."""
 
-    enable_lora: Annotated[
-        bool,
-        "Serve LoRA adapters; follows from --lora-paths.",
-    ] = False
+    enable_lora: Annotated[bool, "Serve LoRA adapters; follows from --lora-paths."] = False
     lora_paths: Annotated[
         tuple[str, ...] | None,
         'Adapters to load: PATH, NAME=PATH or {"lora_name": .., "lora_path": .., "pinned": ..}.',

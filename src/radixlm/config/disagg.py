@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import POSITIVE, Flag, Group
+from radixlm.config.flag import POSITIVE, Flag, Group, no_op
 
 _LEARNED = "both servers learn each other's ranks when they connect"
 
@@ -40,27 +40,18 @@ class DisaggConfig(Group):
         Flag(within="[1, 65535]", part_of=("disaggregation_mode",)),
     ] = 8998
     disaggregation_decode_tp: Annotated[
-        int | None,
-        "Tensor-parallel ranks of the decode server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
+        int | None, "Tensor-parallel ranks of the decode server.", no_op(_LEARNED, POSITIVE)
     ] = None
     disaggregation_decode_dp: Annotated[
-        int | None,
-        "Replicas of the decode server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
+        int | None, "Replicas of the decode server.", no_op(_LEARNED, POSITIVE)
     ] = None
     disaggregation_prefill_pp: Annotated[
-        int,
-        "Pipeline stages of the prefill server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
+        int, "Pipeline stages of the prefill server.", no_op(_LEARNED, POSITIVE)
     ] = 1
     disaggregation_ib_device: Annotated[
         str | None,
         "InfiniBand devices, with commas.",
-        Flag(
-            state="no-op",
-            why="pages travel by shared memory or TCP",
-        ),
+        no_op("pages travel by shared memory or TCP"),
     ] = None
     num_reserved_decode_tokens: Annotated[
         int,
@@ -70,24 +61,13 @@ class DisaggConfig(Group):
     disaggregation_decode_polling_interval: Annotated[
         int,
         "Steps between two polls for arriving KV.",
-        Flag(
-            within=POSITIVE,
-            state="no-op",
-            why="arrivals are told, not polled for",
-        ),
+        no_op("arrivals are told, not polled for", POSITIVE),
     ] = 1
     enable_pdmux: Annotated[
-        bool,
-        "Prefill and decode side by side on one GPU.",
-        Flag(state="planned", needs=_PDMUX),
+        bool, "Prefill and decode side by side on one GPU.", Flag(state="planned", needs=_PDMUX)
     ] = False
     sm_group_num: Annotated[
         int,
         "Groups of streaming multiprocessors.",
-        Flag(
-            within=POSITIVE,
-            state="planned",
-            needs=_PDMUX,
-            part_of=("enable_pdmux",),
-        ),
+        Flag(within=POSITIVE, state="planned", needs=_PDMUX, part_of=("enable_pdmux",)),
     ] = 3

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 ATTENTION_BACKENDS = (
     "cpu",
@@ -117,9 +117,7 @@ class ExecuteConfig(Group):
     ] = None
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
     enable_nan_detection: Annotated[
-        bool,
-        "Fail a request whose logits are NaN; always on for CPUs.",
-        Flag(only_device="cuda"),
+        bool, "Fail a request whose logits are NaN; always on for CPUs.", Flag(only_device="cuda")
     ] = False
     enable_deterministic_inference: Annotated[
         bool,
@@ -144,9 +142,7 @@ class ExecuteConfig(Group):
         Flag(only_device="cuda"),
     ] = False
     disable_prefill_cuda_graph: Annotated[
-        bool,
-        "No CUDA graphs of steps with parts of prompts.",
-        Flag(only_device="cuda"),
+        bool, "No CUDA graphs of steps with parts of prompts.", Flag(only_device="cuda")
     ] = False
     cuda_graph_max_bs_prefill: Annotated[
         int | None,
@@ -170,41 +166,29 @@ class ExecuteConfig(Group):
         Flag(only_device="cuda"),
     ] = False
     enable_torch_compile: Annotated[
-        bool,
-        "Compile small decode steps with torch.compile; a warning names models without any.",
-        Flag(),
+        bool, "Compile small decode steps with torch.compile; a warning names models without any."
     ] = False
     torch_compile_max_bs: Annotated[
-        int,
-        "Largest batch of decodes that --enable-torch-compile compiles.",
-        Flag(within=POSITIVE),
+        int, "Largest batch of decodes that --enable-torch-compile compiles.", Flag(within=POSITIVE)
     ] = 32
     triton_attention_reduce_in_fp32: Annotated[
-        bool, "Sum partial attention in float32.", Flag(state="no-op", why=_TRITON)
+        bool, "Sum partial attention in float32.", no_op(_TRITON)
     ] = False
     triton_attention_num_kv_splits: Annotated[
-        int,
-        "KV splits in Triton decoding.",
-        Flag(within=POSITIVE, state="no-op", why=_TRITON),
+        int, "KV splits in Triton decoding.", no_op(_TRITON, POSITIVE)
     ] = 8
     triton_attention_split_tile_size: Annotated[
-        int | None,
-        "Tile of a KV split in Triton decoding.",
-        Flag(within=POSITIVE, state="no-op", why=_TRITON),
+        int | None, "Tile of a KV split in Triton decoding.", no_op(_TRITON, POSITIVE)
     ] = None
     flashinfer_mla_disable_ragged: Annotated[
-        bool, "No ragged prefill in flashinfer's MLA.", Flag(state="no-op", why=_CUDA)
+        bool, "No ragged prefill in flashinfer's MLA.", no_op(_CUDA)
     ] = False
     disable_shared_experts_fusion: Annotated[
-        bool, "Run shared experts separately.", Flag(state="no-op", why=_CUDA)
+        bool, "Run shared experts separately.", no_op(_CUDA)
     ] = False
-    disable_chunked_prefix_cache: Annotated[
-        bool, "No chunked prefix in MLA.", Flag(state="no-op", why=_CUDA)
-    ] = False
+    disable_chunked_prefix_cache: Annotated[bool, "No chunked prefix in MLA.", no_op(_CUDA)] = False
     disable_flashinfer_cutlass_moe_fp4_allgather: Annotated[
-        bool,
-        "Gather before quantizing in flashinfer's FP4 experts.",
-        Flag(state="no-op", why=_CUDA),
+        bool, "Gather before quantizing in flashinfer's FP4 experts.", no_op(_CUDA)
     ] = False
     enable_double_sparsity: Annotated[
         bool,

@@ -59,6 +59,11 @@ class Flag:
         return load(self.choices) if isinstance(self.choices, str) else self.choices
 
 
+def no_op(why: str, within: str = "") -> Flag:
+    """Of an option that changes no result."""
+    return Flag(state="no-op", why=why, within=within)
+
+
 NON_NEGATIVE = "[0, inf)"
 POSITIVE = "[1, inf)"
 ABOVE_ZERO = "(0, inf)"

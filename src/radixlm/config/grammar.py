@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, Flag, Group
+from radixlm.config.flag import AUTO, Flag, Group, no_op
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -14,32 +14,26 @@ class GrammarConfig(Group):
         str,
         "Library that compiles JSON schemas, regular expressions and EBNF; llguidance when unset: "
         "its masks take a fifth of the time of xgrammar's (bench/grammar.py).",
-        Flag(
-            choices=("xgrammar", "outlines", "llguidance", "none"),
-        ),
+        Flag(choices=("xgrammar", "outlines", "llguidance", "none")),
     ] = AUTO
     constrained_json_whitespace_pattern: Annotated[
-        str | None,
-        "Regular expression of the white space allowed in JSON output.",
-        Flag(),
+        str | None, "Regular expression of the white space allowed in JSON output."
     ] = None
     constrained_json_disable_any_whitespace: Annotated[
         bool,
         "JSON output on one line, with one blank after a comma and a colon and none elsewhere.",
-        Flag(),
     ] = False
     disable_outlines_disk_cache: Annotated[
         bool,
         "Keep no compiled grammars of outlines on disk.",
-        Flag(state="no-op", why="compiled grammars are only kept in memory"),
+        no_op("compiled grammars are only kept in memory"),
     ] = False
     enable_custom_logit_processor: Annotated[
         bool,
         "Accept the names of logit processors in requests.",
-        Flag(
-            state="no-op",
-            why="the built-in ones and those of --logit-processor can always be named, and "
-            "serialized code is never run",
+        no_op(
+            "the built-in ones and those of --logit-processor can always be named, and "
+            "serialized code is never run"
         ),
     ] = False
     logit_processor: Annotated[

@@ -1,6 +1,5 @@
 """Facts about the machine and the model that option defaults depend on."""
 
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,27 +12,22 @@ from radixlm.base import env
 from radixlm.base.cores import num_cores
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_CGROUP_USAGE = {
-    "memory.max": "memory.current",
-    "memory.limit_in_bytes": "memory.usage_in_bytes",
-}
+_CGROUP_USAGE = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
     """What ``resolve`` needs to know.
 
-    device        "cuda" or "cpu": the best that this machine has
-    num_cpus      cores that this process may use
-    memory_bytes  memory that this process may use, on the host
-    model         None while the model is unknown; otherwise any of context_len (tokens),
-                  is_moe, has_window, vocab (entries), architecture
-    seed          what --random-seed becomes when unset
+    device    "cuda" or "cpu": the best that this machine has
+    num_cpus  cores that this process may use
+    model     None while the model is unknown; otherwise any of context_len (tokens),
+              is_moe, has_window, vocab (entries), architecture
+    seed      what --random-seed becomes when unset
     """
 
     device: str
     num_cpus: int
-    memory_bytes: int
     model: Mapping[str, Any] | None = None
     seed: int = 0
     may_exceed_context: bool = field(default=False)
@@ -45,7 +39,6 @@ def read_host_info(model: Mapping[str, Any] | None = None) -> HostInfo:
     return HostInfo(
         device="cuda" if has_cuda() else "cpu",
         num_cpus=num_cores(),
-        memory_bytes=host_memory_bytes(),
         model=None if model is None else MappingProxyType(dict(model)),
         seed=secrets.randbelow(2**31),
         may_exceed_context=env.ALLOW_LONGER_CONTEXT.get(),
@@ -90,13 +83,3 @@ def free_memory_bytes(free_bytes: int, limits: tuple[Path, ...] | None = None) -
         used = int(usage.read_text(encoding="ascii")) - files
         free_bytes = min(free_bytes, max(0, int(text) - used))
     return free_bytes
-
-
-def host_memory_bytes(limits: tuple[Path, ...] | None = None) -> int:
-    """Bytes of memory, or of the container's limit if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in cgroup_limits() if limits is None else limits:
-        if path.exists():
-            text = path.read_text(encoding="ascii").strip()
-            total = min(total, int(text)) if text.isdecimal() else total
-    return total

@@ -10,10 +10,7 @@ KV_DTYPES = (
     *("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
 )
 _HICACHE = ("enable_hierarchical_cache",)
-_STORAGES = (
-    *("file", "mooncake", "hf3fs", "nixl"),
-    *("shared_file", "redis", "s3", "dynamic"),
-)
+_STORAGES = (*("file", "mooncake", "hf3fs", "nixl"), *("shared_file", "redis", "s3", "dynamic"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -78,8 +75,7 @@ class MemoryConfig(Group):
         Flag(choices=("float32", "bfloat16")),
     ] = "float32"
     enable_memory_saver: Annotated[
-        bool,
-        "Let /release_memory_occupation and /sleep give memory back to the system.",
+        bool, "Let /release_memory_occupation and /sleep give memory back to the system."
     ] = False
     enable_hierarchical_cache: Annotated[
         bool,
@@ -101,10 +97,7 @@ class MemoryConfig(Group):
         "Which pages are copied to the tiers: all when the prefix cache takes them over; "
         "(write_through_selective) those of requests that hit it, and prefixes of 1,024 tokens; or "
         "(write_back) those that it would give up next.",
-        Flag(
-            choices=("write_back", "write_through", "write_through_selective"),
-            part_of=_HICACHE,
-        ),
+        Flag(choices=("write_back", "write_through", "write_through_selective"), part_of=_HICACHE),
     ] = "write_through"
     hicache_io_backend: Annotated[
         str,

@@ -3,13 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.arch.quant_methods import (
-    CHECKPOINT_FLAGS,
-    ONLINE_INTEGERS,
-    TORCHAO_FP8,
-    UNQUANTIZED,
-)
-from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group
+from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8, UNQUANTIZED
+from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group, no_op
 
 LOAD_FORMATS = (
     "auto",
@@ -55,9 +50,7 @@ class ModelConfig(Group):
         "Format of the weights; 'auto' prefers safetensors and falls back to .bin files, "
         "'dummy' draws random weights, 'remote' streams them from the URL in --model-path, "
         "'remote_instance' from a running server.",
-        Flag(
-            choices=LOAD_FORMATS,
-        ),
+        Flag(choices=LOAD_FORMATS),
     ] = "auto"
     model_loader_extra_config: Annotated[
         str,
@@ -79,10 +72,7 @@ class ModelConfig(Group):
     trust_remote_code: Annotated[
         bool,
         "Allow model code that comes with a checkpoint.",
-        Flag(
-            state="no-op",
-            why="code of a checkpoint is never run: a native model serves it, or loading fails",
-        ),
+        no_op("code of a checkpoint is never run: a native model serves it, or loading fails"),
     ] = False
     context_length: Annotated[
         int | None,
@@ -90,8 +80,7 @@ class ModelConfig(Group):
         Flag(within=POSITIVE),
     ] = None
     is_embedding: Annotated[
-        bool,
-        "Serve a causal model as an embedding model: last-token vectors of unit length.",
+        bool, "Serve a causal model as an embedding model: last-token vectors of unit length."
     ] = False
     revision: Annotated[
         str | None,
@@ -104,10 +93,7 @@ class ModelConfig(Group):
     model_impl: Annotated[
         str,
         "'radixlm': native model; 'transformers': Hugging Face's; 'auto': native if there is one.",
-        Flag(
-            choices=("auto", "radixlm", "transformers"),
-            old_values=(("sglang", "radixlm"),),
-        ),
+        Flag(choices=("auto", "radixlm", "transformers"), old_values=(("sglang", "radixlm"),)),
     ] = "auto"
     json_model_override_args: Annotated[
         str, "JSON object that overrides keys of the checkpoint's config.json.", Flag(is_json=True)
@@ -122,9 +108,7 @@ class ModelConfig(Group):
         str | None,
         "Method that quantizes the weights at load, or that the checkpoint was quantized with; "
         "unquant: as the checkpoint has them.",
-        Flag(
-            choices=_QUANTIZATIONS,
-        ),
+        Flag(choices=_QUANTIZATIONS),
     ] = None
     quantization_param_path: Annotated[
         str | None,
@@ -134,9 +118,7 @@ class ModelConfig(Group):
     torchao_config: Annotated[
         str,
         "Quantize at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
-        Flag(
-            choices=("", *ONLINE_INTEGERS, "fp8wo", *TORCHAO_FP8),
-        ),
+        Flag(choices=("", *ONLINE_INTEGERS, "fp8wo", *TORCHAO_FP8)),
     ] = ""
     weight_version: Annotated[str, "Label of the weights, returned with every response."] = (
         "default"
@@ -147,9 +129,7 @@ class ModelConfig(Group):
         "load_format: each turns a list of (name, tensor) into tensors of the checkpoint.",
     ] = None
     weight_loader_disable_mmap: Annotated[
-        bool,
-        "Read safetensors files by calls instead of mapping them.",
-        Flag(),
+        bool, "Read safetensors files by calls instead of mapping them."
     ] = False
     delete_ckpt_after_loading: Annotated[
         bool,
@@ -169,11 +149,7 @@ class ModelConfig(Group):
     remote_instance_weight_loader_send_weights_group_ports: Annotated[
         tuple[int, ...] | None,
         "Ports of the groups that receive weights.",
-        Flag(
-            within="[1, 65535]",
-            state="no-op",
-            why="weights come over the seed's service port, without process groups",
-        ),
+        no_op("weights come over the seed's service port, without process groups", "[1, 65535]"),
     ] = None
 
     @property

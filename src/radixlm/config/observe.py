@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
@@ -49,7 +49,7 @@ class ObserveConfig(Group):
     show_time_cost: Annotated[
         bool,
         "Log the time of marked sections.",
-        Flag(state="no-op", why="no section of the code is marked, nor is one in SGLang"),
+        no_op("no section of the code is marked, nor is one in SGLang"),
     ] = False
     decode_log_interval: Annotated[
         int,
@@ -57,8 +57,7 @@ class ObserveConfig(Group):
         Flag(within=POSITIVE),
     ] = LOG_STEPS
     enable_request_time_stats_logging: Annotated[
-        bool,
-        "Log how long each part of a request took, as SGLang does.",
+        bool, "Log how long each part of a request took, as SGLang does."
     ] = False
     gc_warning_threshold_secs: Annotated[
         float,
@@ -67,9 +66,7 @@ class ObserveConfig(Group):
     ] = 0.0
     enable_metrics: Annotated[bool, "Serve Prometheus metrics at /metrics."] = False
     enable_metrics_for_all_schedulers: Annotated[
-        bool,
-        "Every scheduler reports its own metrics.",
-        Flag(state="no-op", why="there is one scheduler"),
+        bool, "Every scheduler reports its own metrics.", no_op("there is one scheduler")
     ] = False
     tokenizer_metrics_custom_labels_header: Annotated[
         str,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 _EP = "DeepEP, a library for GPUs"
 _NO_OVERLAP = "ranks exchange by copies on the cores that compute: nothing could run beside them"
@@ -30,14 +30,10 @@ class ParallelConfig(Group):
         return self.num_replicas * max(1, self.world_size // self.nnodes)
 
     tp_size: Annotated[
-        int,
-        "Tensor-parallel ranks.",
-        Flag(("--tensor-parallel-size", "--tp"), within=POSITIVE),
+        int, "Tensor-parallel ranks.", Flag(("--tensor-parallel-size", "--tp"), within=POSITIVE)
     ] = 1
     pp_size: Annotated[
-        int,
-        "Pipeline stages.",
-        Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE),
+        int, "Pipeline stages.", Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE)
     ] = 1
     rank_timeout_s: Annotated[
         float,
@@ -71,24 +67,22 @@ class ParallelConfig(Group):
     load_watch_interval: Annotated[
         float,
         "Seconds between two checks of the load of the replicas.",
-        Flag(within=ABOVE_ZERO, state="no-op", why="the load of each replica is always known"),
+        no_op("the load of each replica is always known", ABOVE_ZERO),
     ] = 0.1
     prefill_round_robin_balance: Annotated[
         bool,
         "Distribute prefills in turn, so that decode servers find the replica.",
-        Flag(state="no-op", why="prefill and decode are not split over servers"),
+        no_op("prefill and decode are not split over servers"),
     ] = False
     enable_dp_attention: Annotated[
         bool,
         "Data-parallel attention: --dp-size groups of ranks attend to requests of their own, the "
         "other layers have the tokens of all.",
-        Flag(),
     ] = False
     enable_dp_lm_head: Annotated[
         bool,
         "Split the vocabulary inside the groups of data-parallel attention, each of which computes "
         "the logits of its own tokens.",
-        Flag(),
     ] = False
     nnodes: Annotated[int, "Hosts that share the ranks of a replica.", Flag(within=POSITIVE)] = 1
     node_rank: Annotated[
@@ -114,7 +108,7 @@ class ParallelConfig(Group):
     nccl_port: Annotated[
         int | None,
         "Port of the rendezvous of the ranks of one node.",
-        Flag(within="[1, 65535]", state="no-op", why="ranks meet at --dist-init-addr"),
+        no_op("ranks meet at --dist-init-addr", "[1, 65535]"),
     ] = None
     dist_timeout: Annotated[
         int | None,
@@ -122,47 +116,33 @@ class ParallelConfig(Group):
         Flag(within=POSITIVE, part_of=("nnodes",)),
     ] = None
     base_gpu_id: Annotated[
-        int,
-        "GPU of the first replica.",
-        Flag(within=NON_NEGATIVE, only_device="cuda"),
+        int, "GPU of the first replica.", Flag(within=NON_NEGATIVE, only_device="cuda")
     ] = 0
     gpu_id_step: Annotated[
         int,
         "Distance between the GPUs of two ranks or replicas; 0: they share one.",
         Flag(within=NON_NEGATIVE, only_device="cuda", part_of=("dp_size", "tp_size", "pp_size")),
     ] = 1
-    enable_nccl_nvls: Annotated[
-        bool, "NCCL NVLS for long prefills.", Flag(state="no-op", why=_COMM)
-    ] = False
-    enable_symm_mem: Annotated[bool, "NCCL symmetric memory.", Flag(state="no-op", why=_COMM)] = (
-        False
-    )
-    disable_custom_all_reduce: Annotated[
-        bool, "Always reduce with NCCL.", Flag(state="no-op", why=_COMM)
-    ] = False
-    enable_mscclpp: Annotated[
-        bool, "mscclpp for small reductions.", Flag(state="no-op", why=_COMM)
-    ] = False
-    enable_p2p_check: Annotated[
-        bool, "Check that GPUs can read each other.", Flag(state="no-op", why=_COMM)
-    ] = False
+    enable_nccl_nvls: Annotated[bool, "NCCL NVLS for long prefills.", no_op(_COMM)] = False
+    enable_symm_mem: Annotated[bool, "NCCL symmetric memory.", no_op(_COMM)] = False
+    disable_custom_all_reduce: Annotated[bool, "Always reduce with NCCL.", no_op(_COMM)] = False
+    enable_mscclpp: Annotated[bool, "mscclpp for small reductions.", no_op(_COMM)] = False
+    enable_p2p_check: Annotated[bool, "Check that GPUs can read each other.", no_op(_COMM)] = False
     enable_flashinfer_allreduce_fusion: Annotated[
-        bool, "Reduce and normalize in one kernel.", Flag(state="no-op", why=_COMM)
+        bool, "Reduce and normalize in one kernel.", no_op(_COMM)
     ] = False
     enable_two_batch_overlap: Annotated[
         bool,
         "Overlap the communication of one half batch with the other half's work.",
-        Flag(state="no-op", why=_NO_OVERLAP),
+        no_op(_NO_OVERLAP),
     ] = False
     tbo_token_distribution_threshold: Annotated[
         float,
         "Share of tokens at which two-batch overlap turns into two-chunk overlap; 0 never.",
-        Flag(within="[0, 1]", state="no-op", why=_NO_OVERLAP),
+        no_op(_NO_OVERLAP, "[0, 1]"),
     ] = 0.48
     ep_size: Annotated[
-        int,
-        "Expert-parallel ranks.",
-        Flag(("--expert-parallel-size", "--ep"), within=POSITIVE),
+        int, "Expert-parallel ranks.", Flag(("--expert-parallel-size", "--ep"), within=POSITIVE)
     ] = 1
     moe_a2a_backend: Annotated[
         str,
@@ -191,9 +171,7 @@ class ParallelConfig(Group):
         Flag(within=POSITIVE, part_of=("tp_size",)),
     ] = None
     ep_num_redundant_experts: Annotated[
-        int,
-        "Places for copies of experts, besides one for each.",
-        Flag(within=NON_NEGATIVE),
+        int, "Places for copies of experts, besides one for each.", Flag(within=NON_NEGATIVE)
     ] = 0
     ep_dispatch_algorithm: Annotated[
         str | None,
@@ -205,9 +183,8 @@ class ParallelConfig(Group):
         str,
         "Placement of experts at start: trivial, or JSON or a JSON file with "
         "physical_to_logical_map or logical_count.",
-        Flag(),
     ] = "trivial"
-    enable_eplb: Annotated[bool, "Rebalance experts while running.", Flag()] = False
+    enable_eplb: Annotated[bool, "Rebalance experts while running."] = False
     eplb_algorithm: Annotated[
         str,
         "Algorithm that balances experts.",
@@ -217,9 +194,7 @@ class ParallelConfig(Group):
         ),
     ] = "auto"
     eplb_rebalance_num_iterations: Annotated[
-        int,
-        "Steps between two rebalancings.",
-        Flag(within=POSITIVE, part_of=("enable_eplb",)),
+        int, "Steps between two rebalancings.", Flag(within=POSITIVE, part_of=("enable_eplb",))
     ] = 1000
     eplb_rebalance_layers_per_chunk: Annotated[
         int | None,
@@ -242,6 +217,6 @@ class ParallelConfig(Group):
         "Steps that the recorder keeps; -1 keeps all. 1000 unless given.",
         Flag(within="[-1, inf)", part_of=("expert_distribution_recorder_mode",)),
     ] = None
-    enable_expert_distribution_metrics: Annotated[
-        bool, "Metrics about the balance of experts.", Flag()
-    ] = False
+    enable_expert_distribution_metrics: Annotated[bool, "Metrics about the balance of experts."] = (
+        False
+    )

@@ -39,11 +39,7 @@ CPU_DEFAULTS = {
     "mem_fraction_static": 0.6,
 }
 """A CPU shares its memory with other processes; steps of 2048 tokens keep the latency low."""
-GPU_DEFAULTS = {
-    "page_size": 16,
-    "chunked_prefill_size": 8192,
-    "max_running_requests": 256,
-}
+GPU_DEFAULTS = {"page_size": 16, "chunked_prefill_size": 8192, "max_running_requests": 256}
 """Pages of 16 tokens keep the page tables small: CUDA graphs read them whole."""
 
 

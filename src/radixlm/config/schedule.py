@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 MIN_WINDOW = 16  # tokens of a streaming window
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -50,9 +50,7 @@ class ScheduleConfig(Group):
         Flag(part_of=("enable_priority_scheduling",)),
     ] = False
     default_priority_value: Annotated[
-        int,
-        "Priority of requests that name none.",
-        Flag(part_of=("enable_priority_scheduling",)),
+        int, "Priority of requests that name none.", Flag(part_of=("enable_priority_scheduling",))
     ] = 0
     abort_on_priority_when_disabled: Annotated[
         bool, "Refuse requests with a priority while --enable-priority-scheduling is off."
@@ -83,7 +81,7 @@ class ScheduleConfig(Group):
     enable_mixed_chunk: Annotated[
         bool,
         "Let prompts and decodes share a step.",
-        Flag(state="no-op", why="prompts and decodes always share a step"),
+        no_op("prompts and decodes always share a step"),
     ] = False
     disable_overlap_schedule: Annotated[
         bool,
@@ -108,17 +106,13 @@ class ScheduleConfig(Group):
         int, "First tokens that a streaming window keeps.", Flag(within=POSITIVE)
     ] = 4
     num_continuous_decode_steps: Annotated[
-        int,
-        "Steps between two checks of the queue while requests decode.",
-        Flag(within=POSITIVE),
+        int, "Steps between two checks of the queue while requests decode.", Flag(within=POSITIVE)
     ] = 1
     scheduler_recv_interval: Annotated[
         int,
         "Steps between two checks for new requests.",
-        Flag(within=POSITIVE, state="no-op", why="the scheduler is woken by messages"),
+        no_op("the scheduler is woken by messages", POSITIVE),
     ] = 1
     sleep_on_idle: Annotated[
-        bool,
-        "Use no CPU while idle.",
-        Flag(state="no-op", why="an idle server always sleeps"),
+        bool, "Use no CPU while idle.", no_op("an idle server always sleeps")
     ] = False

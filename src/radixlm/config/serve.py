@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 _BATCHED = "texts that arrive together are always tokenized together"
 
@@ -71,9 +71,7 @@ class ServeConfig(Group):
         64 * 1024 * 1024
     )
     max_sequences_per_call: Annotated[
-        int,
-        "Most sequences that one call may ask for: its prompts times n.",
-        Flag(within=POSITIVE),
+        int, "Most sequences that one call may ask for: its prompts times n.", Flag(within=POSITIVE)
     ] = 8192
     max_logprobs: Annotated[
         int,
@@ -108,8 +106,7 @@ class ServeConfig(Group):
         Flag(is_json=True),
     ] = None
     completion_template: Annotated[
-        str | None,
-        "Fill-in-the-middle template for code completion: a built-in name or a file.",
+        str | None, "Fill-in-the-middle template for code completion: a built-in name or a file."
     ] = None
     stream_response_default_include_usage: Annotated[
         bool, "End every stream with the usage, also where stream_options does not ask for it."
@@ -174,20 +171,16 @@ class ServeConfig(Group):
         int, "HTTP processes, which also tokenize.", Flag(within=POSITIVE)
     ] = 1
     enable_tokenizer_batch_encode: Annotated[
-        bool, "Tokenize the texts of a request together.", Flag(state="no-op", why=_BATCHED)
+        bool, "Tokenize the texts of a request together.", no_op(_BATCHED)
     ] = False
     enable_dynamic_batch_tokenizer: Annotated[
-        bool, "Tokenize the texts of several requests together.", Flag(state="no-op", why=_BATCHED)
+        bool, "Tokenize the texts of several requests together.", no_op(_BATCHED)
     ] = False
     dynamic_batch_tokenizer_batch_size: Annotated[
-        int,
-        "Maximum number of texts that are tokenized together.",
-        Flag(within=POSITIVE, state="no-op", why=_BATCHED),
+        int, "Maximum number of texts that are tokenized together.", no_op(_BATCHED, POSITIVE)
     ] = 32
     dynamic_batch_tokenizer_batch_timeout: Annotated[
-        float,
-        "Seconds to wait for more texts.",
-        Flag(within=NON_NEGATIVE, state="no-op", why=_BATCHED),
+        float, "Seconds to wait for more texts.", no_op(_BATCHED, NON_NEGATIVE)
     ] = 0.002
     engine_in_process: Annotated[bool, "Run scheduler and model inside the HTTP process."] = False
     skip_server_warmup: Annotated[bool, "Start without a warm-up request."] = False
@@ -222,7 +215,5 @@ class ServeConfig(Group):
         Flag(within=NON_NEGATIVE),
     ] = 3
     restart_window_s: Annotated[
-        float,
-        "Seconds over which restarts are counted.",
-        Flag(within=ABOVE_ZERO),
+        float, "Seconds over which restarts are counted.", Flag(within=ABOVE_ZERO)
     ] = 600.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group
+from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 BUILT = ALGORITHMS
@@ -102,9 +102,7 @@ class SpeculateConfig(Group):
         _DETAIL,
     ] = False
     speculative_adaptive_config: Annotated[
-        str | None,
-        "File with candidate lengths.",
-        Flag(state="no-op", why="any length may be chosen"),
+        str | None, "File with candidate lengths.", no_op("any length may be chosen")
     ] = None
     speculative_ngram_capacity: Annotated[
         int,
@@ -116,13 +114,7 @@ class SpeculateConfig(Group):
         int, "Tokens that must match before NGRAM drafts.", _COUNT
     ] = 2
     speculative_ngram_max_match_window_size: Annotated[
-        int,
-        "Longest match that is looked for.",
-        Flag(
-            within=POSITIVE,
-            state="no-op",
-            why="matches are as long as they are",
-        ),
+        int, "Longest match that is looked for.", no_op("matches are as long as they are", POSITIVE)
     ] = 12
     speculative_ngram_max_trie_depth: Annotated[
         int,
@@ -136,14 +128,10 @@ class SpeculateConfig(Group):
         Flag(choices=("BFS", "PROB"), part_of=_ALGORITHM),
     ] = "BFS"
     speculative_ngram_min_bfs_breadth: Annotated[
-        int,
-        "Least branches of a draft.",
-        Flag(within=POSITIVE, state="no-op", why=_CHAIN),
+        int, "Least branches of a draft.", no_op(_CHAIN, POSITIVE)
     ] = 1
     speculative_ngram_max_bfs_breadth: Annotated[
-        int,
-        "Most branches of a draft.",
-        Flag(within=POSITIVE, state="no-op", why=_CHAIN),
+        int, "Most branches of a draft.", no_op(_CHAIN, POSITIVE)
     ] = 10
     speculative_ngram_external_corpus_path: Annotated[
         str | None, "JSONL file, a text a line, that NGRAM drafts from.", _DETAIL

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
 from radixlm.distributed.balance import Placement, balancedness
+
+if TYPE_CHECKING:
+    from radixlm.distributed.rebalance import Rebalancer
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +44,9 @@ class RecordedLayer(Protocol):
 
     def record(self, is_on: bool) -> None:
         """Keep what the tokens of each step choose."""
-        ...
 
     def take_chosen(self) -> Tensor | None:
         """The experts that the tokens of the last step chose, int64 [T, K]."""
-        ...
 
 
 class StepTokens(Record):
@@ -73,14 +74,6 @@ class RecorderOptions(Record):
     send: Callable[[Tensor], None] | None = None
 
 
-class MoveSource(Protocol):
-    """What rebalances the experts."""
-
-    def due(self) -> dict[str, Any] | None:
-        """The arguments of the command move_experts, if one is due; called before each step."""
-        ...
-
-
 class ExpertRecorder:
     """Counts from the start of a record to its end. Called by the thread that runs the steps; files
     are written by another."""
@@ -98,7 +91,7 @@ class ExpertRecorder:
         self._is_recording = False  # for a file
         # of each token of the step, its row among those that ran; None where they are the same
         self.rows_T: NDArray[np.int64] | None = None
-        self.rebalancer: MoveSource | None = None
+        self.rebalancer: Rebalancer | None = None
         self._writer = ThreadPoolExecutor(1, "expert-records")
         self._switch(options.is_always_on)
 

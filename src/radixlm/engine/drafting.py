@@ -138,5 +138,4 @@ def make_drafting(
     share = DRAFT_SHARE if s.uses_device_drafter else 0.0
     is_fixed = s.speculative_num_steps is not None and not s.speculative_adaptive
     lengths = DraftLength(limits.max_drafts, is_fixed, CostTable(slope, share))
-    drafters = () if drafter is None else (drafter,)
-    return Drafting(limits, kv_manager, hooks, lengths, drafters, s.uses_device_drafter)
+    return Drafting(limits, kv_manager, hooks, lengths, drafter, s.uses_device_drafter)

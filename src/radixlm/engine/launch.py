@@ -237,6 +237,19 @@ def engine_for_program(
     return ThreadEngine(config, info, tokenizer)
 
 
+async def start(engine: ProgramEngine) -> None:
+    """Start an engine, and wait until it serves; its failure as the error that it was."""
+    intake, failed = engine.intake, asyncio.Event()
+    intake.on_failed = lambda failure: failed.set()
+    await engine.start()
+    waits = [asyncio.ensure_future(event.wait()) for event in (intake.ready, failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if intake.failure is not None:
+        raise failure_error(intake.failure)
+
+
 def failure_error(failure: Failed) -> RadixError:
     """The engine's failure as the error that it was."""
     kinds: dict[str, Any] = {"ConfigError": ConfigError, "CheckpointError": CheckpointError}

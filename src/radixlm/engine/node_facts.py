@@ -8,7 +8,6 @@ from pathlib import Path
 from radixlm import __version__
 from radixlm.base.cores import num_cores
 from radixlm.base.errors import CheckpointError
-from radixlm.config.host import host_memory_bytes
 from radixlm.config.server_config import ServerConfig
 from radixlm.wire.cluster import NodeFacts
 
@@ -28,9 +27,6 @@ def node_facts(config: ServerConfig, path: Path, address: str) -> NodeFacts:
         address=address,
         sizes={name: config.value(name) for name in SIZES},
         num_cpus=num_cores(),
-        memory_bytes=host_memory_bytes(),
-        num_numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
-        num_gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
     )
 
 

@@ -44,7 +44,6 @@ from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
-from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
@@ -224,14 +223,14 @@ def _make_manager(
         window_pages = PageAllocator(pools.sizes.num_window + 1, page_size)
         window = WindowPages(window_pages, table, pools.states is not None)
     prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
-    shares_nothing = isinstance(prefix_cache, ChunkCache)
+    shares_pages = isinstance(prefix_cache, RadixCache)
     return KVCacheManager(
         allocator,
         slots,
         prefix_cache,
         page_size,
         window,
-        None if shares_nothing else pools.min_tail,
+        pools.min_tail if shares_pages else None,
     )
 
 
@@ -243,7 +242,7 @@ def _make_prefix_cache(
     is_encoder: bool,
 ) -> PrefixCache:
     if config.memory.disable_radix_cache or is_encoder:
-        return ChunkCache(page_size, is_hybrid=second is not None)
+        return PrefixCache(page_size, is_hybrid=second is not None)
     window = WindowGroup(second.pages, second.table.window_tokens) if second is not None else None
     eviction = config.memory.radix_eviction_policy
     return RadixCache(allocator, page_size, eviction, window=window)

@@ -94,12 +94,10 @@ class Peers(Protocol):
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         """The smallest of each number over all ranks; all call it in the same order."""
-        ...
 
     def executor(self, make: Callable[[], Runner]) -> Executor:
         """What the scheduler calls in place of rank 0's runner, which ``make`` makes while the
         other ranks make theirs: on GPUs they run steps for it."""
-        ...
 
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
         """``source`` as this rank can read it, and the copies that this took. ``own``: the

@@ -123,10 +123,9 @@ class TensorUpdates:
             replies = await asyncio.wait_for(asyncio.gather(*calls), CHECK_S)
         except TimeoutError:
             raise Overloaded("the weights were not read in time", retry_after_s=60.0) from None
-        failed = next((reply for reply in replies if not reply.ok), None)
-        if failed is not None or not replies:
-            raise InvalidRequest("no engine serves yet" if failed is None else failed.message)
-        return [reply.data for reply in replies]
+        if not replies:
+            raise InvalidRequest("no engine serves yet")
+        return [reply.result() for reply in replies]
 
 
 def _converted(fill: Fill, loader: str) -> Fill:

@@ -24,7 +24,7 @@ from radixlm.config.flat_options import read_values
 from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.downloaded import delete_checkpoint
-from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
+from radixlm.engine.launch import engine_for_program, intake_tokenizer, start
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.answers import Encoding, Generation, ScoreResult
 from radixlm.entrypoints.media import make_reader
@@ -89,20 +89,11 @@ class Engine(EngineWeights, EngineDebug):
             raise
 
     async def _start(self) -> None:
-        failed = asyncio.Event()
-        intake = self._engine.intake
-        intake.on_failed = lambda failure: failed.set()
         if (observe := self.config.observe).enable_trace:
             name = self.config.serve.served_model_name or self.info.folder.name
             trace = load("radixlm.intake.tracing:trace_intake")
-            self._tracer = trace(intake, observe.oltp_traces_endpoint, name)
-        await self._engine.start()
-        tasks = [asyncio.ensure_future(e.wait()) for e in (intake.ready, failed)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        if intake.failure is not None:
-            raise failure_error(intake.failure)
+            self._tracer = trace(self._engine.intake, observe.oltp_traces_endpoint, name)
+        await start(self._engine)
         delete_checkpoint(self.config)
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from radixlm.base.errors import InvalidRequest
 from radixlm.engine.launch import ProgramEngine
 from radixlm.engine.process import running_pids
 
@@ -21,10 +20,7 @@ class EngineDebug:
         raise NotImplementedError
 
     def _ask(self, verb: str, **args: Any) -> Any:
-        reply = self._wait(self._engine.intake.control(verb, **args))
-        if not reply.ok:
-            raise InvalidRequest(reply.message)
-        return reply.data
+        return self._wait(self._engine.intake.control(verb, **args)).result()
 
     def get_all_child_pids(self) -> list[int]:
         """Processes that engines of this program run in; none for one rank and one replica, which

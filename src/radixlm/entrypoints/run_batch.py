@@ -12,7 +12,7 @@ from tqdm import tqdm
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
 from radixlm.config.parser import parse
-from radixlm.engine.launch import ProgramEngine, engine_for_program, failure_error, intake_tokenizer
+from radixlm.engine.launch import ProgramEngine, engine_for_program, intake_tokenizer, start
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import make_state
 from radixlm.entrypoints.http.batches.lines import Line, answer_line
@@ -90,16 +90,7 @@ def _opened(target: str) -> BinaryIO:
 
 async def _run(engine: ProgramEngine, state: ServerState, lines: list[Line], out: BinaryIO) -> int:
     """Answer ``lines``; how many failed."""
-    intake = state.intake
-    failed = asyncio.Event()
-    intake.on_failed = lambda failure: failed.set()
-    await engine.start()
-    waits = [asyncio.ensure_future(event.wait()) for event in (intake.ready, failed)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    if intake.failure is not None:
-        raise failure_error(intake.failure)
+    await start(engine)
     feed, counts = iter(lines), {"failed": 0}
     with tqdm(total=len(lines), unit="request", disable=not sys.stderr.isatty()) as bar:
         async with asyncio.TaskGroup() as group:

@@ -25,7 +25,6 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Block until all work before it is done."""
-        ...
 
 
 class Graph(Protocol):
@@ -45,31 +44,24 @@ class Device(Protocol):
 
     def launch(self, work: Work) -> None:
         """Put work on the stream: torch operations that do not wait for the device."""
-        ...
 
     def record(self) -> Event:
         """An event behind all work launched so far."""
-        ...
 
     def pinned(self, num_ints: int) -> Tensor:
         """An int32 host buffer, from and to which copies are asynchronous."""
-        ...
 
     def upload(self, host: Tensor, target: Tensor) -> None:
         """Launch a copy of a pinned buffer to the device."""
-        ...
 
     def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
         """Launch a copy of an int32 device tensor into a pinned buffer."""
-        ...
 
     def capture(self, work: Work) -> Graph:
         """Record ``work``. It runs while it is recorded; replays use the same memory."""
-        ...
 
     def reclaim_memory(self) -> bool:
         """After a failed allocation: free unused memory; whether there was some."""
-        ...
 
 
 class _Done:

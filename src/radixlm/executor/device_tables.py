@@ -109,10 +109,10 @@ class DeviceTables:
             own = self.device_pages
             own[:, slot, first:end] = own[:, page_row, first:end]
 
-    def know(self, slots: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
+    def know(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """Set the last tokens of slots, which rank 0 has sampled."""
-        where, given = self.device, torch.from_numpy(tokens).long()
-        self.next_token[torch.from_numpy(slots).to(where)] = given.to(where)
+        slots_S, tokens_S = (torch.from_numpy(one).to(self.device) for one in (slots, tokens))
+        self.next_token[slots_S] = tokens_S
 
     def sampled(self) -> NDArray[np.int64]:
         """The last token of each slot; waits for the device."""

@@ -7,7 +7,7 @@ Legend: T tokens of the step, R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,47 +18,14 @@ from radixlm.base.record import replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.record import StepTokens
 from radixlm.executor.media import caught
-from radixlm.executor.recorded import Model
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts, StateRows
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
 
-
-class StageLink(Protocol):
-    """The other pipeline stages as one of them sees them."""
-
-    @property
-    def is_last(self) -> bool: ...
-
-    def count_step(self) -> None:
-        """A step begins."""
-        ...
-
-    def give_results(
-        self, logits_RV: Tensor | None, hidden_TD: Tensor | None, taps_TN: Tensor | None
-    ) -> None:
-        """Send what the last stage has computed to rank 0."""
-        ...
-
-
-class LayerModel(Model, Protocol):
-    """A model whose layers and head can be run apart. ``taps``: what its steps leave for a
-    drafter."""
-
-    taps: HiddenNeeds | None
-
-    @property
-    def pipeline(self) -> StageLink | None:
-        """None with one stage."""
-        ...
-
-    def forward(self, batch: ForwardBatch) -> Tensor: ...
-
-    def stage_logits(self, hidden_RD: Tensor, lora: LoraRows | None) -> Tensor:
-        """``logits`` of the last stage, which stay there."""
-        ...
+if TYPE_CHECKING:
+    from radixlm.models.decoder import DecoderModel
 
 
 class _Order:
@@ -92,7 +59,7 @@ class _Order:
 class GroupedModel:
     """Runs the layers on the tokens of one group, and the head on the rows of all."""
 
-    def __init__(self, model: LayerModel, groups: AttentionGroups, vocab: int) -> None:
+    def __init__(self, model: DecoderModel, groups: AttentionGroups, vocab: int) -> None:
         self._model, self._groups, self.vocab = model, groups, vocab
         self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
         self.rows_of_tokens = self.rows.places  # of the step
@@ -153,7 +120,7 @@ class GroupedRunner(Runner):
         self,
         parts: RunnerParts,
         options: RunnerOptions,
-        model: LayerModel,
+        model: DecoderModel,
         groups: AttentionGroups,
         slots_per_group: int,
     ) -> None:

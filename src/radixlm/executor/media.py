@@ -40,7 +40,6 @@ class MultimodalEncoder(Protocol):
 
     def encode(self, media: Media) -> Tensor:
         """float32 [1 + L, N, D]: input embeddings, then what DeepStack layers add."""
-        ...
 
 
 class EncoderCache:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,11 +27,13 @@ from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
 from radixlm.executor.draft_trees import DraftTrees
 from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
 from radixlm.speculative.trees import TreeShape
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy
+
+if TYPE_CHECKING:
+    from radixlm.models.drafts import DraftModel, DraftOutput, StandaloneDraft
 
 log = logging.getLogger(__name__)
 
@@ -41,29 +43,6 @@ MIN_ROUNDS = 256  # verifications after which a draft model is judged
 
 
 ONE_GROUP = PageGroups()
-
-
-class DraftOutput(Protocol):
-    """``models/drafts.py``: logits of the draft's own vocabulary, and what its next step reads."""
-
-    @property
-    def logits_RV(self) -> Tensor: ...
-    @property
-    def hidden_RD(self) -> Tensor | None: ...
-
-
-class DraftNet(Protocol):
-    """``models/drafts.py``: a head, or a whole model (``needs`` None)."""
-
-    needs: HiddenNeeds | None
-    kv_groups: tuple[KvGroup, ...]
-
-    @property
-    def target_ids_V(self) -> Tensor | None: ...
-    def combine(self, hidden_TN: Tensor) -> Tensor: ...
-    def draft_step(
-        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
-    ) -> DraftOutput: ...
 
 
 class Places(Record, eq=False):
@@ -103,12 +82,12 @@ class ModelDrafter:
 
     def __init__(
         self,
-        net: DraftNet,
+        net: DraftModel | StandaloneDraft,
         attn: Any,
         tables: DeviceTables,
         page_size: int,
         num_ids: int,
-        later: Sequence[tuple[DraftNet, Any]] = (),
+        later: Sequence[tuple[DraftModel | StandaloneDraft, Any]] = (),
         groups: PageGroups = ONE_GROUP,
         tree: TreeShape | None = None,
     ) -> None:
@@ -155,7 +134,8 @@ class ModelDrafter:
     # ---- what is known -------------------------------------------------------------------------
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """Note the tokens that the step made known."""
+        """Note the tokens that the step made known. Places behind ``last_R`` hold refused drafts:
+        what is written there is overwritten later."""
         hidden_TN, entries = None, self._entries
         if self.hidden is not None:
             hidden_TN = tail.hidden_TD
@@ -169,7 +149,7 @@ class ModelDrafter:
         entries.add_step(batch, tail, hidden_TN)
 
     def skip(self, items: Items) -> None:
-        """The tokens of this step get no entries."""
+        """The tokens of this step get no entries; each step is extended by or skipped."""
         self._entries.skip(items)
 
     def _count(self, tail: StepTail) -> None:
@@ -314,7 +294,8 @@ class ModelDrafter:
         )
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
-        """Draft greedily, or with the target's noise where the temperature is high."""
+        """Draft ``lens_R[r]`` tokens behind ``next_tokens_R[r]``, whose pages are allocated:
+        greedily, or with the target's noise where the temperature is high."""
         most, where = int(lens_R.max()), self._tables.device
         order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
         lens, slots = lens_R[order_R], tail.slots_R.cpu().numpy()[order_R]

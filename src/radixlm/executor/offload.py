@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,29 +29,14 @@ log = logging.getLogger(__name__)
 ALIGN = 256  # bytes: tensors of any dtype, as kernels read them
 
 
-class Copies(Protocol):
-    """A stream that copies while another computes. Marks are points of either stream."""
-
-    def computed(self) -> Any:
-        """A mark behind what was launched for computing so far."""
-        ...
-
-    def copy(self, target: Tensor, source: Tensor, after: Any) -> Any:
-        """Copy pinned bytes once the mark ``after`` (or None) is reached; a mark behind it."""
-        ...
-
-    def wait(self, copied: Any) -> None:
-        """What is launched for computing from now on comes after this mark."""
-        ...
-
-
 class CudaCopies:
-    """Two streams of a GPU."""
+    """A stream of a GPU that copies while another computes. Marks are points of either stream."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def computed(self) -> torch.cuda.Event:
+        """A mark behind what was launched for computing so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream())
         return event
@@ -59,6 +44,7 @@ class CudaCopies:
     def copy(
         self, target: Tensor, source: Tensor, after: torch.cuda.Event | None
     ) -> torch.cuda.Event:
+        """Copy pinned bytes once the mark ``after`` is reached; a mark behind it."""
         if after is not None:
             self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
@@ -68,6 +54,7 @@ class CudaCopies:
         return event
 
     def wait(self, copied: torch.cuda.Event) -> None:
+        """What is launched for computing from now on comes after this mark."""
         torch.cuda.current_stream().wait_event(copied)
 
 
@@ -91,7 +78,7 @@ class _Offloaded:
 class Offloader:
     """Takes blocks as they are loaded; once all are, ``finish``."""
 
-    def __init__(self, model: Module, prefetch_step: int, copies: Callable[[], Copies]) -> None:
+    def __init__(self, model: Module, prefetch_step: int, copies: Callable[[], CudaCopies]) -> None:
         self._model, self._num_slots, self._make = model, prefetch_step + 1, copies
         # what the model has before it is loaded is not of one block
         self._shared = {id(tensor) for tensor in _tensors(model)}

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,30 +29,8 @@ from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import CHOICES, HIDDEN, LOGITS, TAPS, TARGETS, StepResult
 
-
-class LastStage(Protocol):
-    """The last stage as rank 0 sees it. ``has_taps``: it sends what a drafter reads; ``confirms``:
-    and at last a result of the kind ``done``."""
-
-    has_taps: bool
-    confirms: bool
-
-    @property
-    def done(self) -> str: ...
-
-    @property
-    def taking(self) -> ThreadPoolExecutor:
-        """The thread that calls ``take_result``."""
-        ...
-
-    @property
-    def num_stages(self) -> int: ...
-
-    def take_result(self, kind: str, stage: int = -1) -> Tensor:
-        """Wait for its next result of a kind, or for that of another stage. They come step by step:
-        logits, hidden states, a drafter's, experts that tokens chose, then the logits of prompt
-        tokens, as far as they are wanted."""
-        ...
+if TYPE_CHECKING:
+    from radixlm.models.stages import Pipeline
 
 
 class _Pending:
@@ -80,7 +58,7 @@ class PipelinedRunner(Runner):
     """Steps may be launched one after another before the first is read; they are read in order."""
 
     def __init__(
-        self, parts: RunnerParts, options: RunnerOptions, last: LastStage, **grouped: Any
+        self, parts: RunnerParts, options: RunnerOptions, last: Pipeline, **grouped: Any
     ) -> None:
         """``grouped``: the further arguments of a ``GroupedRunner``."""
         super().__init__(parts, options, **grouped)

@@ -25,11 +25,9 @@ class Leader(Protocol):
 
     def read(self) -> bytes | memoryview:
         """Wait for its next message: a kind, then data. RankLost when there will be no more."""
-        ...
 
     def answer(self, answer: Answer) -> None:
         """May be called by any thread."""
-        ...
 
 
 class RankLoop:

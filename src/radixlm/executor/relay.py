@@ -74,12 +74,10 @@ class Followers(Protocol):
 
     def tell(self, kind: int, data: bytes = b"") -> None:
         """Send a message to each; they read messages in order."""
-        ...
 
     def expect(self) -> tuple[int, Future[list[Any]]]:
         """The number of a new call, and what all of them will answer to it, in the order of ranks;
         a RadixError if one fails."""
-        ...
 
 
 class Relay:

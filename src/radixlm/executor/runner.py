@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceDrafter
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
@@ -57,6 +56,9 @@ from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 
+if TYPE_CHECKING:
+    from radixlm.executor.model_drafter import ModelDrafter
+
 log = logging.getLogger(__name__)
 
 STATE_SPACE = 1  # the page space whose pages hold states
@@ -79,7 +81,7 @@ class RunnerParts(Record):
     states: StatePool | None = None
     adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-    drafter: DeviceDrafter | None = None
+    drafter: ModelDrafter | None = None
     recorder: ExpertRecorder | None = None
     followers: Group | None = None
 

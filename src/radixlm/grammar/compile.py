@@ -84,7 +84,6 @@ class GrammarFuture:
         self._done = threading.Event()
         self._grammar: CompiledGrammar | None = None
         self._error: RequestError | None = None
-        self.compile_s = 0.0
         self.done_s = 0.0  # when it was compiled or refused, monotonic
         self.is_compiling = False
         self._deadline_s: float | None = None  # of the queue or of the compiler; a trial ends alone
@@ -155,8 +154,7 @@ class GrammarFuture:
 
     def run(self, compile_: Callable[[GrammarSpec], CompiledGrammar]) -> None:
         """Compile; called by a worker."""
-        began_s = time.monotonic()
-        self._deadline_s = began_s + self._timeout_s
+        self._deadline_s = time.monotonic() + self._timeout_s
         self.is_compiling = True
         try:
             grammar = compile_(self.spec)
@@ -168,8 +166,6 @@ class GrammarFuture:
             self._fail(error)
         except Exception as error:  # top of a worker: fail the request, not the thread
             self._fail(refuse(self.spec.kind, f"{type(error).__name__}: {error}"))
-        finally:
-            self.compile_s = time.monotonic() - began_s
 
     def _fail(self, error: RequestError) -> None:
         self._error = error

@@ -58,30 +58,24 @@ class Matcher(Protocol):
     @property
     def is_terminated(self) -> bool:
         """Whether EOS was accepted."""
-        ...
 
     def fill_mask(self, out: Mask) -> None:
         """Write the mask of the next token; words beyond the vocabulary become 0. EOS is allowed
         where the output may end, and nothing else after it. InvalidRequest if the grammar is too
         complex."""
-        ...
 
     def accept(self, token: int) -> bool:
         """Advance by ``token``; False, and no change, if it is not allowed. InvalidRequest as for
         ``fill_mask``; the matcher is unusable then."""
-        ...
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last ``num_tokens`` accepted tokens."""
-        ...
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next ([] if the model has a choice)."""
-        ...
 
     def copy(self) -> Matcher:
         """An independent matcher in the same state."""
-        ...
 
 
 class CompiledGrammar(Protocol):
@@ -91,7 +85,6 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A matcher at the start of the output."""
-        ...
 
 
 class GrammarBackend(Protocol):
@@ -99,7 +92,6 @@ class GrammarBackend(Protocol):
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile; InvalidRequest(param=field) for an invalid or too large grammar. Thread-safe."""
-        ...
 
 
 def normalize_spec(spec: GrammarSpec) -> GrammarSpec:

@@ -21,7 +21,6 @@ class Source(Protocol):
 
     def fetch(self, names: Collection[str]) -> None:
         """Have these files in the folder."""
-        ...
 
 
 def fetch_wanted(source: Source, name: str, wanted: Wanted, selector: str) -> None:

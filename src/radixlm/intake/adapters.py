@@ -18,17 +18,18 @@ import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
 from radixlm.base.record import Record
 from radixlm.hub.locate import Wanted, locate_model, scheme_of
-from radixlm.intake.observer import Observer
-from radixlm.intake.replicas import Replica, Replicas
-from radixlm.intake.request_state import RequestState
+from radixlm.intake.replicas import Replica
 from radixlm.wire.replies import ControlReply, Failed
 from radixlm.wire.requests import NEVER, AdapterRef, pack_ids
+
+if TYPE_CHECKING:
+    from radixlm.intake.tokenizer_manager import TokenizerManager
 
 log = logging.getLogger(__name__)
 
@@ -49,23 +50,6 @@ class AdapterOptions(Record):
     served_name: str = ""
     is_shared: bool = False
     download_dir: str | None = None
-
-
-class Intake(Protocol):
-    """What the registry needs of intake."""
-
-    requests: dict[str, RequestState]
-    replicas: Replicas
-    ready: asyncio.Event
-    observers: tuple[Observer, ...]
-
-    async def control_each(self, verb: str, **args: Any) -> list[ControlReply]: ...
-
-    def ask(
-        self, replica: Replica, verb: str, args: dict[str, Any]
-    ) -> asyncio.Future[ControlReply]: ...
-
-    def give_up(self, failure: Failed, index: int = 0) -> None: ...
 
 
 class Spool:
@@ -115,7 +99,7 @@ class Loaded:
 class AdapterRegistry:
     """Names, loads and users of adapters."""
 
-    def __init__(self, intake: Intake, options: AdapterOptions) -> None:
+    def __init__(self, intake: TokenizerManager, options: AdapterOptions) -> None:
         self._intake, self.options = intake, options
         self._by_name: dict[str, Loaded] = {}
         self._leaving: dict[int, Loaded] = {}
@@ -383,10 +367,7 @@ class AdapterRegistry:
         except Overloaded:  # the engine died: the next one reads it
             await self._intake.ready.wait()
             replies = await self._intake.control_each(LOAD, **adapter.args)
-        failed = next((reply for reply in replies if not reply.ok), None)
-        if failed is not None:
-            raise InvalidRequest(failed.message, "lora_path")
-        if len({reply.data["digest"] for reply in replies}) > 1:
+        if len({reply.result("lora_path")["digest"] for reply in replies}) > 1:
             raise InvalidRequest(f"{adapter.path}: the engines read different files", "lora_path")
         facts: dict[str, Any] = replies[0].data
         return facts

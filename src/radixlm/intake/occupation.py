@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence, Sized
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
-from radixlm.intake.replicas import Replica, Replicas
+from radixlm.intake.replicas import Replica
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import MEMORY_TAGS, WEIGHTS
+
+if TYPE_CHECKING:
+    from radixlm.intake.tokenizer_manager import TokenizerManager
 
 # what /sleep does with requests: they are ended; run to their end; begin again after /wake_up
 SLEEP_MODES = {"abort": "abort", "wait": "in_place", "keep": "retract"}
 IDLE_POLL_S = 0.02
 _OTHER_NAMES = {"graphs": "cuda_graph"}
-
-
-class Intake(Protocol):
-    """What is needed of the TokenizerManager."""
-
-    replicas: Replicas
-    is_paused: bool
-
-    @property
-    def requests(self) -> Sized: ...
-
-    async def control(self, verb: str, **args: Any) -> ControlReply: ...
-
-    def ask(
-        self, replica: Replica, verb: str, args: dict[str, Any]
-    ) -> asyncio.Future[ControlReply]: ...
 
 
 def read_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
@@ -48,7 +35,7 @@ def read_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
 class MemoryOccupation:
     """``released``: tags whose memory an engine of this server has given back."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: TokenizerManager) -> None:
         self._intake = intake
         self.released: tuple[str, ...] = ()
         # weights that only an update brings back
@@ -133,9 +120,8 @@ class MemoryOccupation:
         if not ready:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
         asked = [self._intake.ask(replica, verb, {"tags": tags}) for replica in ready]
-        replies = await asyncio.gather(*asked)
-        if failed := [reply.message for reply in replies if not reply.ok]:
-            raise InvalidRequest(failed[0])
+        for reply in await asyncio.gather(*asked):
+            reply.result()
 
     def _note_now(self, tags: set[str]) -> None:
         """All engines have answered; heartbeats of some may be older."""

@@ -46,7 +46,6 @@ class GenerateRequest:
     timeout_s: float | None = None
     fair_key: str | None = None
     session: dict[str, Any] | None = None
-    is_internal: bool = False  # probes and warm-ups: not counted
     names: dict[str, str] = field(default_factory=dict)  # of fields, as the client wrote them
     add_special_tokens: bool = True
     clamp_max_tokens: bool = False  # a limit beyond the context is the context's end

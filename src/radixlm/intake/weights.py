@@ -183,9 +183,9 @@ class WeightsRegistry:
         }
         try:
             replies = await self._ask(ready, PREPARE, args)
-            _require(replies)
-            source = msgspec.structs.replace(source, digest=replies[0].data["digest"])
-            if any(reply.data["digest"] != source.digest for reply in replies):
+            digests = [reply.result()["digest"] for reply in replies]
+            source = msgspec.structs.replace(source, digest=digests[0])
+            if any(digest != source.digest for digest in digests):
                 raise InvalidRequest("the engines have read different files; update again")
             log.info("the weights of %s are ready beside those that are served", update.folder)
             await self._quiesce(update.mode)
@@ -302,11 +302,11 @@ class WeightsRegistry:
             "engine %d starts with other weights: it gets version %s", replica.index, self.version
         )
         try:
-            replies = await self._ask([replica], PREPARE, args)
-            _require(replies)
-            digest = replies[0].data["digest"]
+            (prepared,) = await self._ask([replica], PREPARE, args)
+            digest = prepared.result()["digest"]
             publish = {"digest": digest, "keeps_kv": False, "flush": True}
-            _require(await self._ask([replica], PUBLISH, publish))
+            (published,) = await self._ask([replica], PUBLISH, publish)
+            published.result()
         except RadixError as error:
             log.error("engine %d cannot serve version %s: %s", replica.index, self.version, error)
             return
@@ -339,9 +339,3 @@ def _merged(folders: Sequence[str]) -> TensorSpool:
             spool.take(fresh)
     spool.settle()
     return spool
-
-
-def _require(replies: Sequence[ControlReply]) -> None:
-    failed = next((reply for reply in replies if not reply.ok), None)
-    if failed is not None:
-        raise InvalidRequest(failed.message)

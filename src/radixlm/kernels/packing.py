@@ -16,15 +16,12 @@ class PackTap(Protocol):
 
     def packed(self, make: Callable[[], T]) -> T:
         """What ``make`` packs, a ``PackedLinear`` of the C++ kernels, or the recorded one."""
-        ...
 
     def noted(self, make: Callable[[], T]) -> T:
         """What ``make`` makes of a checkpoint's integers for the kernels, or a stand-in for it."""
-        ...
 
     def kept(self, param: Any, value: Tensor) -> None:
         """The layer keeps the value of this parameter."""
-        ...
 
 
 _tap: ContextVar[PackTap | None] = ContextVar("pack tap", default=None)

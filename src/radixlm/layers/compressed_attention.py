@@ -57,7 +57,7 @@ class KvCompressor(Module):
     def __init__(
         self, sums: KVCompression, width: int, norm: Norm, dim: int, context: LayerContext
     ) -> None:
-        self._sums, self._width = sums, width
+        self._sums = sums
         half = sums.raw(width) // 2
         self.kv = context.plain_linear(dim, half)
         self.share = context.plain_linear(dim, half)

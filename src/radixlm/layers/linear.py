@@ -29,11 +29,9 @@ class Adaptable(Protocol):
     def packed_sites(self) -> dict[int, int]:
         """The number of each matrix among all that adapters may change, by the ``id`` of what is
         packed."""
-        ...
 
     def adapt(self, site: int, step: StepAdapters) -> None:
         """Let adapters change the layer, which is loaded; its first matrix has this number."""
-        ...
 
 
 class Linear(Module):

@@ -79,7 +79,6 @@ class CachePool(Protocol):
 
     def heavy_at(self, site: AttentionSite) -> int:
         """Address of what double sparsity keeps of a layer, or 0."""
-        ...
 
 
 class Branch(Record):

@@ -52,7 +52,6 @@ class LoraConfig(Record):
     is_rank_stabilized: bool  # scale alpha / sqrt(rank), arXiv:2312.03732
     ranks: tuple[tuple[str, int], ...]
     alphas: tuple[tuple[str, float], ...]
-    has_lora_bias: bool
     is_dora: bool  # arXiv:2402.09353
     has_biases: bool  # the layers' own biases were trained too
     invocation: tuple[int, ...]  # token ids that switch the adapter on (arXiv:2504.12397); () none
@@ -102,7 +101,6 @@ def read_lora_config(folder: Path) -> LoraConfig:
             alphas=tuple(
                 (k, _number(f"alpha_pattern[{k!r}]", v)) for k, v in _pattern(config, "alpha")
             ),
-            has_lora_bias=bool(config.get("lora_bias")),
             is_dora=bool(config.get("use_dora")),
             has_biases=config.get("bias") in ("lora_only", "all"),
             invocation=_invocation(config),

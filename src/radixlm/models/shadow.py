@@ -24,7 +24,6 @@ class Shadow:
         self._params: dict[int, Param] = {}
         self._originals: dict[int, Module] = {}
         self.root = self._copy(original)
-        self._original = original
         # what loads a model calls this last; it may change what both trees share
         vars(self.root)["finish"] = _nothing
         self._before = {id(copy): dict(vars(copy)) for copy in self._copies.values()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -29,6 +29,9 @@ from radixlm.models.kv_groups import source_of
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import ForwardBatch, LayerScratch
 from radixlm.step.result import HIDDEN, LOGITS, TAPS
+
+if TYPE_CHECKING:
+    from radixlm.models.decoder import DecoderModel
 
 RESIDUAL = "x"  # the name of the residual stream among what is handed over
 _SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD")
@@ -153,16 +156,6 @@ class LeftOutBlock(BlockLayer):
         pass
 
 
-class StagedModel(Protocol):
-    """What ``Pipeline`` calls of a model."""
-
-    def step_alone(
-        self, batch: ForwardBatch, need_hidden: bool
-    ) -> tuple[Tensor | None, Tensor | None]: ...
-
-    def forward(self, batch: ForwardBatch) -> Tensor: ...
-
-
 class Pipeline:
     """What the ranks of a chain of stages hand to each other. Messages between two ranks come in
     order: of each step what the next stage needs, and what rank 0 needs of the last."""
@@ -192,7 +185,7 @@ class Pipeline:
         return ThreadPoolExecutor(1, "results")
 
     def step(
-        self, model: StagedModel, batch: ForwardBatch, need_hidden: bool
+        self, model: DecoderModel, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """This stage's part of a step. Only the last stage has hidden states and logits; rank 0
         gets them by ``take_result``."""
@@ -206,6 +199,7 @@ class Pipeline:
         return hidden_TD, logits_RV
 
     def count_step(self) -> None:
+        """A step begins."""
         self._num_steps += 1
 
     @property
@@ -248,7 +242,9 @@ class Pipeline:
 
     def take_result(self, kind: str, stage: int = -1) -> Tensor:
         """Of rank 0: the next result of this kind, of the last stage unless one is given; what
-        nobody asks for is passed over."""
+        nobody asks for is passed over. They come step by step: logits, hidden states, what a
+        drafter reads, experts that tokens chose, then the logits of prompt tokens, as far as they
+        are wanted."""
         while True:
             ((found, result),) = self._receive(stage % self.place.pp)
             if found == kind:

@@ -74,7 +74,6 @@ class PageBytes:
         states: StatePool | None = None,
         drafts: Sequence[KvPool] = (),
     ) -> None:
-        self._pools = tuple(pools)
         self.filled: Callable[[], set[int]] | None = None
         tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
         for space, pool in (*pools, *((0, pool) for pool in drafts)):

@@ -33,12 +33,10 @@ class ChosenReader(Protocol):
     def index(self, pages: Tensor) -> Tensor:
         """What stands behind the channels of a query in the rows of K of all tokens of pages:
         [n * B, K, R]."""
-        ...
 
     def run(self, q_QHC: Tensor, pages: Tensor, chosen_GQN: Tensor) -> Tensor:
         """Outputs of the last Q of the N tokens of ``pages``, float32 [Q, H, V]; ``chosen_GQN``:
         bool, the tokens that each reads, a choice for as many heads each."""
-        ...
 
 
 class KvPool(Protocol):
@@ -52,35 +50,28 @@ class KvPool(Protocol):
     @property
     def nbytes_per_page(self) -> int:
         """Device bytes of one page over all layers of the group."""
-        ...
 
     @property
     def tensors(self) -> Sequence[Tensor]:
         """All of its memory, as tensors [layers, pages, ...]; some may be empty."""
-        ...
 
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset); no V where latent."""
-        ...
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole pages inside the pool, all layers; all reads happen before any write."""
-        ...
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """K [n * B, K, C] and V [n * B, K, V] (None when latent) of a layer's pages, copied."""
-        ...
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         """The inverse of ``read``."""
-        ...
 
     def chosen_reader(
         self, site: AttentionSite, width: int, runs: tuple[int, int]
     ) -> ChosenReader | None:
         """For queries of ``width`` channels that make so many choices of runs of so many tokens;
         None: there is no kernel for that."""
-        ...
 
 
 class PagedPool:

@@ -29,15 +29,12 @@ class StoredQuant(Protocol):
     @property
     def method(self) -> str:
         """A name of ``arch/quant_methods.py``."""
-        ...
 
     def matches_flag(self, flag: str) -> bool:
         """Whether ``--quantization flag`` means the checkpoint's own numbers."""
-        ...
 
     def scheme(self) -> Scheme:
         """The scheme that keeps the checkpoint's numbers."""
-        ...
 
 
 def checkpoint_quant(folder: Path) -> StoredQuant | None:

@@ -20,32 +20,26 @@ class Scheme(Protocol):
 
     def fmt(self, in_features: int) -> str:
         """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
-        ...
 
     def expert_fmt(self, weight_EOI: Tensor) -> str:
         """As ``fmt``, of stacked experts with these values."""
-        ...
 
     def accepts_quantized(self, in_features: int) -> bool:
         """Whether a weight with so many inputs may stay quantized as the checkpoint has it."""
-        ...
 
     def rows_together(self, in_features: int) -> int:
         """How many outputs share a scale: ranks divide a weight between such blocks only."""
-        ...
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
     ) -> dict[str, Param]:
         """The tensors to load, by checkpoint suffix ("weight", "bias", "scales", ...)."""
-        ...
 
     def pack(
         self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
     ) -> PackedLinear:
         """Take the filled parameters and return the object that runs them. With ``gate_act`` the
         rows are [gate; up] and it computes act(gate) * up."""
-        ...
 
 
 class UnquantizedScheme:

@@ -252,20 +252,26 @@ class Dispatch:
         cost = self.charge(worker)
         exchange: Exchange | None = None
         try:
-            exchange = await self.gateway.upstream.open(
-                worker.url, "POST", self.target,
-                self.headers_for(worker),
-                self.body(worker, extra), timeout_s=self.left_s(),
-            )  # fmt: skip
+            exchange = await self.open(worker, extra)
             return await self._answer(exchange, worker)
         except WorkerFailure as error:
             return self._lost(worker, error)
         finally:
             self.discharge(worker, cost, exchange)
 
-    def headers_for(self, worker: Worker, headers: Headers | None = None) -> Headers:
-        """``headers``, or those of the call, with ``worker``'s key and the context of its span."""
-        headers = self.headers if headers is None else headers
+    async def open(
+        self, worker: Worker, extra: Mapping[str, Any], headers: Headers | None = None
+    ) -> Exchange:
+        """Send the call to ``worker``, with ``headers`` in place of the call's; WorkerFailure."""
+        headers = self._headers_for(worker, self.headers if headers is None else headers)
+        found: Exchange = await self.gateway.upstream.open(
+            worker.url, "POST", self.target, headers, self.body(worker, extra),
+            timeout_s=self.left_s(),
+        )  # fmt: skip
+        return found
+
+    def _headers_for(self, worker: Worker, headers: Headers) -> Headers:
+        """``headers`` with ``worker``'s key and the context of its span."""
         if worker.api_key is not None:
             headers = authorized(headers, worker)
         return headers if self.call.trace is None else self.call.trace.told(worker, headers)

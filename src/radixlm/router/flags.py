@@ -6,7 +6,7 @@ Names, defaults and meanings are those of sglang-router 0.3.2 and of smg 1.9, th
 from typing import Annotated
 
 from radixlm.base.record import Record
-from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag
+from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, no_op
 
 _COUNT = Flag(within=POSITIVE)
 _FROM_0 = Flag(within=NON_NEGATIVE)
@@ -143,7 +143,7 @@ class Disaggregation(Index):
     mini_lb: Annotated[
         bool,
         "The reference's debug balancer.",
-        Flag(state="no-op", why="the gateway itself sends to prefill and decode"),
+        no_op("the gateway itself sends to prefill and decode"),
     ] = False
     encode: Annotated[
         tuple[str, ...],
@@ -293,9 +293,7 @@ class History(Observe):
     oracle_username: Annotated[str | None, "User.", Flag(("--oracle-user",))] = None
     oracle_password: Annotated[str | None, "Password.", _SECRET] = None
     oracle_pool_min: Annotated[
-        int,
-        "Fewest connections.",
-        Flag(within=POSITIVE, state="no-op", why="connections are opened when they are needed"),
+        int, "Fewest connections.", no_op("connections are opened when they are needed", POSITIVE)
     ] = 1
     oracle_pool_max: Annotated[int, "Most connections.", _COUNT] = 16
     oracle_pool_timeout_secs: Annotated[int, "Seconds to wait for a connection.", _COUNT] = 30

@@ -13,9 +13,10 @@ import math
 import random
 import time
 from collections import deque
-from typing import Literal, Protocol
+from typing import Literal
 
 from radixlm.base.errors import TransferError
+from radixlm.router.metrics import RouterMetrics
 from radixlm.router.registry import Event, Registry
 from radixlm.router.worker import State, Worker
 
@@ -29,25 +30,6 @@ _BURST, _BURST_S = 3, 1.0  # so many broken connections in so many seconds: out 
 _FIRST_PROBE_S = 1.0
 _LEARN_S = 30.0  # between two looks at a ready server's facts
 TICK_S = 0.1
-
-
-class Metrics(Protocol):
-    """What is counted of health."""
-
-    def health_checked(self, worker: Worker, is_good: bool) -> None: ...
-    def breaker_outcome(self, worker: Worker, is_success: bool) -> None: ...
-    def breaker_transition(self, worker: Worker, before: str, after: str) -> None: ...
-
-
-class _NoMetrics:
-    def health_checked(self, worker: Worker, is_good: bool) -> None:
-        pass
-
-    def breaker_outcome(self, worker: Worker, is_success: bool) -> None:
-        pass
-
-    def breaker_transition(self, worker: Worker, before: str, after: str) -> None:
-        pass
 
 
 class Pulse:
@@ -81,9 +63,9 @@ class Pulse:
 class Health:
     """Breakers and health checks of all workers."""
 
-    def __init__(self, registry: Registry, metrics: Metrics | None = None) -> None:
+    def __init__(self, registry: Registry, metrics: RouterMetrics) -> None:
         self.registry, self.options = registry, registry.options
-        self.metrics = metrics or _NoMetrics()
+        self.metrics = metrics
         self._pulses: dict[str, Pulse] = {}
         registry.listen(self._listen)
 

@@ -64,11 +64,7 @@ class Leg:
         self.task.add_done_callback(_seen)
 
     async def _open(self, extra: Mapping[str, Any]) -> Exchange:
-        dispatch, worker = self._dispatch, self.worker
-        exchange: Exchange = await dispatch.gateway.upstream.open(
-            worker.url, "POST", dispatch.target, dispatch.headers_for(worker),
-            dispatch.body(worker, extra), timeout_s=dispatch.left_s(),
-        )  # fmt: skip
+        exchange = await self._dispatch.open(self.worker, extra)
         try:
             await exchange.begun()
         except BaseException:

@@ -71,10 +71,7 @@ class Pair(Dispatch):
         exchange: Exchange | None = None
         headers = [one for one in self.headers if one != HEADER]
         try:
-            exchange = await self.gateway.upstream.open(
-                worker.url, "POST", self.target, self.headers_for(worker, headers),
-                self.body(worker, fields), timeout_s=self.left_s(),
-            )  # fmt: skip
+            exchange = await self.open(worker, fields, headers)
             content = await exchange.read(MAX_ANSWER_BYTES)
         except WorkerFailure as error:
             return self._blame(worker, error)

@@ -45,7 +45,6 @@ class LogitProcessor(Protocol):
     ) -> Tensor:
         """fp32 [R, V] in (may be written to) and out; ``params`` holds custom_params of each
         row."""
-        ...
 
 
 class ServerFacts:

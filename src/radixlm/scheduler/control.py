@@ -1,24 +1,23 @@
 """ControlHandler: operators' commands, answered between two steps: flush, pause, continue, info."""
 
+from __future__ import annotations
+
 import gc
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.base.record import replace
-from radixlm.scheduler.drafting import Drafting
-from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.kv_cache_manager import KVCacheManager
-from radixlm.scheduler.limits import Limits
-from radixlm.scheduler.planner import Planner
-from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.tree_view import TreeView
-from radixlm.wire.replies import ControlReply, LoadReport
+from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, WEIGHTS, AbortRequest, Control
+
+if TYPE_CHECKING:
+    from radixlm.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -28,51 +27,10 @@ MAX_PREPARING_S = 5.0
 NEED_WEIGHTS = frozenset({"load_lora_adapter"})
 
 
-class CommandExecutor(Protocol):
-    """The executor's part of the commands."""
-
-    def control(self, verb: str, args: dict[str, Any]) -> Any:
-        """Run a command that concerns tensors; its answer."""
-        ...
-
-
-class ControlledScheduler(Protocol):
-    """What the commands read and change of a scheduler."""
-
-    planner: Planner
-    queue: WaitingQueue
-    kv_manager: KVCacheManager
-    hooks: Hooks
-    drafting: Drafting | None
-    clock: Callable[[], float]
-    limits: Limits
-    is_paused: bool
-    released: tuple[str, ...]
-    sleep_s: float
-
-    @property
-    def is_held(self) -> bool: ...
-
-    @property
-    def executor(self) -> CommandExecutor: ...
-
-    def load(self, now_s: float) -> LoadReport:
-        """What the scheduler holds now."""
-        ...
-
-    def abort(self, message: AbortRequest) -> None:
-        """End requests."""
-        ...
-
-    def commit_inflight(self) -> None:
-        """Wait for all steps in flight and commit them."""
-        ...
-
-
 class ControlHandler:
     """Answers ``Control`` messages; verbs that it does not know go to the executor."""
 
-    def __init__(self, scheduler: ControlledScheduler) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.num_breaches = 0
         self._pending: list[tuple[str, Future[Callable[[], Any]]]] = []

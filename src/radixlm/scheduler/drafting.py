@@ -22,8 +22,9 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
-from radixlm.speculative.drafter import NOTHING, Float32Array, HostDrafter, Path, Proposal
+from radixlm.speculative.drafter import NOTHING, Float32Array, Path, Proposal
 from radixlm.speculative.lengths import DraftLength
+from radixlm.speculative.ngram import NgramDrafter
 from radixlm.speculative.prediction import Prediction
 from radixlm.speculative.trees import distinct_paths, num_common, tree_proposal
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, StepPlan
@@ -41,16 +42,17 @@ class Drafting:
         kv_manager: KVCacheManager,
         hooks: Hooks,
         lengths: DraftLength,
-        drafters: Sequence[HostDrafter] = (),
+        drafter: NgramDrafter | None = None,
         has_device_drafter: bool = False,
     ) -> None:
-        self.lengths, self.drafters = lengths, tuple(drafters)
+        """``drafter``: the one on the host."""
+        self.lengths, self.drafter = lengths, drafter
         self.has_device_drafter = has_device_drafter
         self._limits, self._kv_manager, self._hooks = limits, kv_manager, hooks
         self._table = kv_manager.table
         self._most = limits.max_drafts
         self._has_states = kv_manager.window is not None and kv_manager.window.is_state
-        self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
+        self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafter has seen
         self._broken: set[str] = set()  # requests whose drafter failed
         # requests that draft without a drafter
         self._own: dict[str, Prediction | None] = {}
@@ -68,7 +70,7 @@ class Drafting:
     @property
     def has_drafter(self) -> bool:
         """Whether all requests may draft, not only those with a prediction or a grammar."""
-        return bool(self.drafters) or self.has_device_drafter
+        return self.drafter is not None or self.has_device_drafter
 
     def register(self, request: Request) -> None:
         """A request has arrived."""
@@ -95,7 +97,7 @@ class Drafting:
             return None
         if self._limits.depth and self._limits.stages == 1:
             return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
-        if not (self._own or self.drafters or self._proposed):
+        if not (self._own or self.drafter or self._proposed):
             return None
         if self._num_paused and not (self._own or self._proposed):
             self._num_paused -= 1
@@ -219,7 +221,7 @@ class Drafting:
         return Drafts(lens.astype(np.int32), None, is_late)
 
     def _propose(self, request: Request, most: int) -> Proposal:
-        """What a row may verify of what the first drafter with an idea proposes."""
+        """What a row may verify of what a drafter proposes, or its prediction."""
         slot = request.slot
         rid, num_tokens, proposal = self._proposed.pop(slot, ("", 0, NOTHING))
         if (rid, num_tokens) != (request.rid, request.num_tokens):
@@ -229,8 +231,8 @@ class Drafting:
             prediction.follow(request.whole_output[prediction.num_seen :].tolist())
             own = prediction.propose(most)
             proposal = own if len(own.tokens) else proposal
-        if not len(proposal.tokens) and self.drafters and request.rid not in self._broken:
-            proposal = self._ask(request, most)
+        if not len(proposal.tokens) and self.drafter and request.rid not in self._broken:
+            proposal = self._ask(self.drafter, request, most)
         tokens = np.asarray(proposal.tokens)[: min(most, len(proposal.survival))]
         tokens = self._valid(tokens)
         survival = proposal.survival[: len(tokens)]
@@ -263,30 +265,26 @@ class Drafting:
         certain = np.full(len(guided) - same, survival[same - 1] if same else 1.0, np.float32)
         return guided, np.concatenate((survival[:same], certain))
 
-    def _ask(self, request: Request, most: int) -> Proposal:
-        """The proposal of the first host drafter with an idea."""
+    def _ask(self, drafter: NgramDrafter, request: Request, most: int) -> Proposal:
+        """The proposal of the host drafter."""
         try:
-            self._show(request)
-            for drafter in self.drafters:
-                proposal = drafter.propose(request.rid, most)
-                if len(proposal.tokens):
-                    return proposal
+            self._show(drafter, request)
+            return drafter.propose(request.rid, most)
         except Exception:  # a drafter can only cost speed
             log.exception("request %s goes on without drafts: its drafter failed", request.rid)
             self._broken.add(request.rid)
-        return NOTHING
+            return NOTHING
 
-    def _show(self, request: Request) -> None:
-        """Bring the host drafters up to date with the request's tokens."""
+    def _show(self, drafter: NgramDrafter, request: Request) -> None:
+        """Bring the host drafter up to date with the request's tokens."""
         rid, ids = request.rid, request.ids
         seen = self._num_seen.get(rid)
         self._num_seen[rid] = len(ids)
         first = request.prompt_len if seen is None else seen
-        for drafter in self.drafters:
-            if seen is None:
-                drafter.start(rid, request.namespace, ids[:first].copy())
-            if first < len(ids):
-                drafter.append(rid, ids[first:].copy())
+        if seen is None:
+            drafter.start(rid, request.namespace, ids[:first].copy())
+        if first < len(ids):
+            drafter.append(rid, ids[first:].copy())
 
     def _save_states(self, slots: Int64Array, starts: Int64Array, lens: Int64Array) -> None:
         """Save the states that a refused draft takes back; rows without a page draft nothing."""
@@ -353,7 +351,7 @@ class Drafting:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
-        asks_host = self._own or self.drafters
+        asks_host = self._own or self.drafter
         if not asks_host and (not self.has_device_drafter or self.lengths.is_asleep):
             return
         items = Items.of(plan.items)
@@ -379,8 +377,8 @@ class Drafting:
     def flush(self) -> None:
         """Forget what requests have written that are over, and begin the means again."""
         self.counts.flush()
-        for drafter in self.drafters:
-            drafter.flush()
+        if self.drafter is not None:
+            self.drafter.flush()
 
     def forget(self, request: Request) -> None:
         """The request is over."""
@@ -389,10 +387,9 @@ class Drafting:
         self._own.pop(rid, None)
         self.lengths.forget(rid)
         self.counts.forget(rid)
-        if self._num_seen.pop(rid, None) is None:
+        if self._num_seen.pop(rid, None) is None or self.drafter is None:
             return
-        for drafter in self.drafters:
-            try:
-                drafter.finish(rid)
-            except Exception:
-                log.exception("a drafter failed at the end of request %s", rid)
+        try:
+            self.drafter.finish(rid)
+        except Exception:
+            log.exception("a drafter failed at the end of request %s", rid)

@@ -45,19 +45,15 @@ class Executor(Protocol):
 
     def forward(self, plan: StepPlan) -> Any:
         """Launch the step and return its handle without waiting."""
-        ...
 
     def sample(self, step: Any, masks: dict[int, Mask]) -> None:
         """Launch the sampling of the step's tokens; ``masks`` by index of the item."""
-        ...
 
     def read(self, step: Any) -> StepResult:
         """Wait for the step and return its results."""
-        ...
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         """Run an operator's command that concerns tensors."""
-        ...
 
 
 class Scheduler:

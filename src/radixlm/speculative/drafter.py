@@ -1,9 +1,6 @@
-"""HostDrafter: what the scheduler asks of a drafter that runs on the host."""
+"""Proposal: what a drafter proposes for a request."""
 
 from __future__ import annotations
-
-from collections.abc import Hashable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,30 +30,3 @@ class Proposal(Record, eq=False):
 
 
 NOTHING = Proposal(np.zeros(0, np.int32), np.zeros(0, np.float32))
-
-
-class HostDrafter(Protocol):
-    """Drafts from tokens alone. A wrong draft costs time, never a token."""
-
-    name: str
-
-    def start(self, rid: str, namespace: Hashable, ids: Int32Array) -> None:
-        """A request runs, with ``ids`` known. What it writes is proposed to requests of equal
-        namespaces only. A known rid starts again."""
-        ...
-
-    def append(self, rid: str, tokens: Int32Array) -> None:
-        """Tokens were committed; an unknown rid is ignored, here and below."""
-        ...
-
-    def propose(self, rid: str, max_tokens: int) -> Proposal:
-        """At most ``max_tokens`` tokens that may follow."""
-        ...
-
-    def finish(self, rid: str) -> None:
-        """The request is over."""
-        ...
-
-    def flush(self) -> None:
-        """Forget what requests have written that are over."""
-        ...

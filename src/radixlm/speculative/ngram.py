@@ -107,10 +107,8 @@ class _Text:
 
 
 class NgramDrafter:
-    """A ``HostDrafter`` for NGRAM. Token ids outside [0, vocab_size) and ``never`` (placeholders of
-    media) end a draft."""
-
-    name = "ngram"
+    """Drafts from tokens alone, on the host. A wrong draft costs time, never a token. Token ids
+    outside [0, vocab_size) and ``never`` (placeholders of media) end a draft."""
 
     def __init__(
         self, options: NgramOptions, vocab_size: int, never: frozenset[int] = frozenset()
@@ -125,9 +123,12 @@ class NgramDrafter:
         self._worth = 1 - 0.6 / np.arange(1, MAX_MATCH + 1, dtype=np.float32) ** 0.7
 
     def start(self, rid: str, namespace: Hashable, ids: Int32Array) -> None:
+        """A request runs, with ``ids`` known. What it writes is proposed to requests of equal
+        namespaces only. A known rid starts again."""
         self._texts[rid] = _Text(namespace, ids)
 
     def append(self, rid: str, tokens: Int32Array) -> None:
+        """Tokens were committed; an unknown rid is ignored, here and below."""
         text = self._texts.get(rid)
         if text is None:
             return
@@ -151,11 +152,13 @@ class NgramDrafter:
         text.last = NOTHING.tokens
 
     def finish(self, rid: str) -> None:
+        """The request is over."""
         text = self._texts.pop(rid, None)
         if text is not None and self.options.capacity:
             self._shared.add(text.namespace, text.index.ids, text.prompt_len)
 
     def propose(self, rid: str, max_tokens: int) -> Proposal:
+        """At most ``max_tokens`` tokens that may follow."""
         text = self._texts.get(rid)
         if text is None or max_tokens < 1:
             return NOTHING

@@ -55,7 +55,6 @@ class AttentionRunner(Protocol):
         """Causal attention of the step's tokens over their sequences; [T, heads * v_dim].
 
         K is None where the site stores nothing, V where it is latent."""
-        ...
 
 
 class FusedAttentionRunner(AttentionRunner, Protocol):
@@ -74,7 +73,6 @@ class FusedAttentionRunner(AttentionRunner, Protocol):
     ) -> Tensor:
         """``prepare_qk`` of the kernels (``norm`` is its ``QkNorm``, q and k change in place), then
         ``run``."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,8 @@
 """PlanCodec: a StepPlan as bytes for the ranks that compute it but do not sample.
 
 Left out is what only rank 0 needs: request ids, sampling parameters, prompts (chunks carry their
-tokens), log-probabilities and the drafter's lengths. Added is what only rank 0 knows: the tokens
-that it has sampled for the rows that decode. Arrays are little-endian int32.
+tokens), what log-probabilities are wanted, and the drafter's lengths. Added is what only rank 0
+knows: the tokens that it has sampled for the rows that decode. Arrays are little-endian int32.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvariantError
+from radixlm.base.record import replace
 from radixlm.step.plan import (
     EMPTY_DECODES,
     Admission,
@@ -28,29 +29,11 @@ from radixlm.step.plan import (
     StepPlan,
 )
 from radixlm.wire.media import Media
-from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 Int64Array = NDArray[np.int64]
 _ZERO = np.zeros(1, np.int32)
 _NO_SAMPLING = SamplingParams()
-
-
-class _Chunk(msgspec.Struct, array_like=True, gc=False):
-    """An item that does not decode, or a further path of drafts. ``tokens`` None: its one token is
-    ``known``."""
-
-    slot: int
-    start: int
-    count: int
-    tokens: bytes | None
-    known: int
-    emit: bool
-    targets_at: int
-    num_targets: int  # -1: none are wanted
-    hidden_states: bool
-    pooling: PoolingParams | None
-    page_row: int
 
 
 class _Entry(msgspec.Struct, array_like=True, gc=False):
@@ -68,20 +51,21 @@ class _Entry(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Frame(msgspec.Struct, array_like=True, gc=False):
-    """A plan. ``slots`` None: the rows that decode are those of the plan before."""
+    """A plan. ``slots`` None: the rows that decode are those of the plan before. ``known``: the
+    tokens of these rows, then of the other items that come without."""
 
     index: int
-    slots: bytes | None
-    starts: bytes
-    known: bytes
+    slots: Int64Array | None
+    starts: Int64Array
+    known: Int64Array
     hidden: tuple[int, ...]
-    drafts: tuple[bytes, bytes] | None
-    chunks: tuple[_Chunk, ...]
+    drafts: tuple[Int32Array, Int32Array] | None
+    others: tuple[Item, ...]
     entries: tuple[_Entry, ...]
     releases: tuple[int, ...]
-    pages: tuple[tuple[int, int, int, bytes], ...]
-    new_pages: tuple[bytes, bytes, bytes] | None
-    copies: tuple[tuple[int, int, int, int], ...]
+    pages: tuple[PageUpdate, ...]
+    new_pages: NewPages | None
+    copies: tuple[PageCopy, ...]
     feature_data: dict[str, Any]
 
 
@@ -91,36 +75,36 @@ class RankPlan(msgspec.Struct, frozen=True):
 
     plan: StepPlan
     known_slots: Int64Array
-    known_tokens: Int32Array
+    known_tokens: Int64Array
 
 
 class PlanEncoder:
     """Rank 0's side."""
 
     def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_bytes)
         self._decodes: DecodeBatch | None = None
 
     def encode(self, plan: StepPlan, next_token: Int64Array) -> bytes:
         """``next_token``: by slot, the last token that was sampled."""
         items = Items.of(plan.items)
-        decodes, drafts, new = items.decodes, items.drafts, plan.new_pages
+        decodes, drafts = items.decodes, items.drafts
         if drafts is not None and drafts.tokens is None:
             raise InvariantError("drafts that only the device knows do not travel with a plan")
         is_same, self._decodes = decodes is self._decodes, decodes
         frame = _Frame(
             plan.index,
-            None if is_same else _bytes(decodes.slots),
-            _bytes(items.starts),
-            _bytes(next_token[decodes.slots]),
+            None if is_same else decodes.slots,
+            items.starts,
+            next_token[_known_slots(items)],
             tuple(decodes.hidden),
-            None if drafts is None else (_bytes(drafts.lens), _bytes(drafts.tokens)),
-            tuple(_chunk(item, next_token) for item in items.others),
+            None if drafts is None or drafts.tokens is None else (drafts.lens, drafts.tokens),
+            tuple(replace(item, rid="", logprobs=None) for item in items.others),
             tuple(map(_entry, plan.admissions)),
             plan.releases,
-            tuple((p.group, p.slot, p.first, _bytes(p.pages)) for p in plan.pages),
-            None if new is None else (_bytes(new.slots), _bytes(new.columns), _bytes(new.pages)),
-            tuple((c.group, c.slot, c.source, c.target) for c in plan.copies),
+            plan.pages,
+            plan.new_pages,
+            plan.copies,
             plan.feature_data,
         )
         return self._encoder.encode(frame)
@@ -130,7 +114,7 @@ class PlanDecoder:
     """The side of a rank that does not sample."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(_Frame)
+        self._decoder = msgspec.msgpack.Decoder(_Frame, dec_hook=_array)
         self._decodes = EMPTY_DECODES
 
     def decode(self, data: bytes | memoryview) -> RankPlan:
@@ -140,68 +124,31 @@ class PlanDecoder:
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             raise InvariantError(f"a malformed plan: {error}") from error
         if frame.slots is not None:
-            slots = _ints(frame.slots).astype(np.int64)
-            self._decodes = DecodeBatch(("",) * len(slots), slots, {}, frozenset(frame.hidden))
-        decodes, chunks = self._decodes, frame.chunks
-        others, drafts = tuple(map(_item, chunks)), None
+            rids = ("",) * len(frame.slots)
+            self._decodes = DecodeBatch(rids, frame.slots, {}, frozenset(frame.hidden))
+        others, drafts = frame.others, None
         prefills = tuple(item for item in others if item.page_row < 0)
         if frame.drafts is not None:
-            lens, tokens = map(_ints, frame.drafts)
-            drafts = Drafts(lens, tokens, paths=others[len(prefills) :])
-        starts = _ints(frame.starts).astype(np.int64)
-        items = Items(decodes, starts, prefills, drafts)
-        new = None
-        if frame.new_pages is not None:
-            new_slots, columns, pages = map(_ints, frame.new_pages)
-            new = NewPages(new_slots.astype(np.int64), columns.astype(np.int64), pages)
+            drafts = Drafts(*frame.drafts, paths=others[len(prefills) :])
+        items = Items(self._decodes, frame.starts, prefills, drafts)
         plan = StepPlan(
             frame.index,
             items,
             tuple(map(_admission, frame.entries)),
             frame.releases,
-            tuple(PageUpdate(g, slot, first, _ints(p)) for g, slot, first, p in frame.pages),
+            frame.pages,
             frame.feature_data,
-            new,
-            tuple(PageCopy(*copy) for copy in frame.copies),
+            frame.new_pages,
+            frame.copies,
         )
-        late = [chunk for chunk in chunks if chunk.tokens is None]
-        known_slots = np.append(decodes.slots, [chunk.slot for chunk in late]).astype(np.int64)
-        known = np.append(_ints(frame.known), [chunk.known for chunk in late]).astype(np.int32)
-        return RankPlan(plan, known_slots, known)
+        return RankPlan(plan, _known_slots(items), frame.known)
 
 
-def _chunk(item: Item, next_token: Int64Array) -> _Chunk:
-    return _Chunk(
-        item.slot,
-        item.start,
-        item.count,
-        None if item.tokens is None else _bytes(item.tokens),
-        int(next_token[item.slot]) if item.tokens is None else 0,
-        item.emit,
-        item.targets_at,
-        -1 if item.targets is None else len(item.targets),
-        item.hidden_states,
-        item.pooling,
-        item.page_row,
-    )
-
-
-def _item(chunk: _Chunk) -> Item:
-    targets = None if chunk.num_targets < 0 else np.broadcast_to(_ZERO, chunk.num_targets)
-    return Item(
-        "",
-        chunk.slot,
-        chunk.start,
-        chunk.count,
-        None if chunk.tokens is None else _ints(chunk.tokens),
-        chunk.emit,
-        None,
-        chunk.targets_at,
-        targets,
-        chunk.hidden_states,
-        chunk.pooling,
-        chunk.page_row,
-    )
+def _known_slots(items: Items) -> Int64Array:
+    """Of the items whose tokens rank 0 has sampled."""
+    late = [item.slot for item in items.others if item.tokens is None]
+    slots = items.decodes.slots
+    return np.append(slots, late).astype(np.int64) if late else slots
 
 
 def _entry(one: Admission) -> _Entry:
@@ -232,9 +179,14 @@ def _admission(entry: _Entry) -> Admission:
     )  # fmt: skip
 
 
-def _bytes(numbers: NDArray[Any] | None) -> bytes:
-    return b"" if numbers is None else np.ascontiguousarray(numbers, "<i4").tobytes()
+def _bytes(numbers: Any) -> bytes:
+    return np.ascontiguousarray(numbers, "<i4").tobytes()
 
 
 def _ints(data: bytes) -> Int32Array:
     return np.frombuffer(data, "<i4")
+
+
+def _array(kind: Any, data: bytes) -> Int32Array | Int64Array:
+    numbers = _ints(data)
+    return numbers.astype(np.int64) if kind == Int64Array else numbers

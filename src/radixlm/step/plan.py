@@ -26,7 +26,7 @@ from radixlm.wire.sampling_params import SamplingParams
 Int32Array = NDArray[np.int32]
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence of a step. ``emit``: a token is sampled after its last place (of a decode item:
     after each of its places).
 
@@ -197,7 +197,7 @@ class Admission(Record):
     adapter_start: int = 0
 
 
-class PageUpdate(msgspec.Struct, frozen=True, gc=False):
+class PageUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Row ``slot`` of the page table of ``group`` gets ``pages`` from column ``first`` on."""
 
     group: int
@@ -215,7 +215,7 @@ class NewPages(Record, eq=False):
     pages: Int32Array
 
 
-class PageCopy(msgspec.Struct, frozen=True, gc=False):
+class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What page ``source`` of the page space ``group`` holds is copied to page ``target``, of the
     request in ``slot``."""
 

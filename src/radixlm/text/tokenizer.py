@@ -44,7 +44,6 @@ class Backend(Protocol):
 
     def encode_batch_fast(self, input: list[Any], *, add_special_tokens: bool = True) -> Any:
         """Objects with ``.ids`` and ``.type_ids``, one per text or pair of texts."""
-        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -81,19 +80,16 @@ class Tokenizer:
         decoder: Decoder,
         special_tokens: Mapping[str, Any],
         chat_templates: Mapping[str, str],
-        model_max_length: int | None = None,
     ) -> None:
         self.backend = backend
         self.decoder = decoder
         self.special_tokens = dict(special_tokens)
         self.chat_templates = dict(chat_templates)
-        self.model_max_length = model_max_length
         added = backend.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
-        self.pad_id = self._named_id("pad_token")
         self.bytes_by_id = _TokenTable(self)
 
     @cached_property
@@ -281,7 +277,6 @@ def _load(folder: Path, mode: str, trust_remote_code: bool, config: Mapping[str,
         _decoder_of(backend),
         _special_tokens(config),
         read_chat_templates(folder, config),
-        _max_length(config),
     )
 
 
@@ -407,11 +402,6 @@ def _special_texts(config: Mapping[str, Any], names: Iterable[str]) -> list[str]
         else:
             values.append(value)
     return list(dict.fromkeys(text for text in map(_content, values) if text))
-
-
-def _max_length(config: Mapping[str, Any]) -> int | None:
-    value = config.get("model_max_length")
-    return int(value) if isinstance(value, int | float) and 0 < value < 1 << 40 else None
 
 
 def _decoder_of(backend: Backend) -> Decoder:

@@ -52,29 +52,23 @@ class Tier(Protocol):
 
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
         """How many leading ones of ``keys`` it has: from an index in memory, or by a deadline."""
-        ...
 
     def get(self, keys: Sequence[bytes], out: Sequence[Payload], hint: Hint | None = None) -> int:
         """Fill ``out`` with the payloads of leading keys; how many were filled and verified. Bytes
         behind them may be garbage. A record of another length than ``out`` is a miss. Bounded by
         deadlines of its own."""
-        ...
 
     def put(self, records: Sequence[PageRecord]) -> None:
         """Keep pages. Must not block for long, and may drop them."""
-        ...
 
     def clear(self) -> None:
         """Forget all pages."""
-        ...
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by name, for metrics."""
-        ...
 
     def close(self) -> None:
         """Write what is due and give up threads, files and connections."""
-        ...
 
 
 @runtime_checkable
@@ -85,11 +79,9 @@ class Lasting(Protocol):
     def recent(self, count: int) -> list[bytes]:
         """Up to ``count`` keys of full or other pages that were kept or used last, the last one at
         the end."""
-        ...
 
     def used(self, keys: Sequence[bytes]) -> None:
         """Pages of a prefix were used, here or in a faster place. Never waits."""
-        ...
 
 
 @runtime_checkable
@@ -99,12 +91,10 @@ class Lending(Protocol):
 
     def lend(self, keys: Sequence[bytes]) -> list[Payload]:
         """Leading pages, uint8 [nbytes] each, to be read only; fewer where one must be expanded."""
-        ...
 
     def new_rows(self, count: int, nbytes: int, *, is_put: bool = False) -> list[Payload]:
         """Memory that was made ahead for so many payloads that it will be given; none if it has
         less. ``is_put``: all of them will be kept, so that others are evicted now."""
-        ...
 
 
 @runtime_checkable

@@ -44,7 +44,6 @@ class Below(Protocol):
 
     def put_packed(self, pages: Sequence[Packed]) -> None:
         """Keep those pages that it lacks; must not block for long, and may drop them."""
-        ...
 
 
 class HostTier:

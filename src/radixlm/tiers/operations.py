@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.tiers.base import Admin, Lasting, Tier
+from radixlm.tiers.base import Admin
+
+if TYPE_CHECKING:
+    from radixlm.tiers.worker import PageWorker
 
 
-class Worker(Protocol):
-    """A ``PageWorker``, as operators see it: ``facts`` of the pages, ``attach`` makes a storage."""
-
-    tiers: list[Tier]
-    errors: Counter[str]
-    facts: dict[str, Any]
-    attach: Callable[[str, Any], Tier] | None
-
-    def guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any: ...
-    def lasting(self) -> list[Lasting]: ...
-
-
-def administer(worker: Worker, command: Admin) -> Any:
+def administer(worker: PageWorker, command: Admin) -> Any:
     """The verbs "stats": of each tier; "layout": of pages; "clear": all, or those named ``tier``;
     "attach" a storage, ``backend`` with ``extra``; "detach" it; "recent": keys of the ``count``
     pages that were used last. InvalidRequest."""
@@ -51,7 +40,7 @@ def administer(worker: Worker, command: Admin) -> Any:
     raise InvalidRequest(f"verb: {command.verb!r} is none of {known}", param="verb")
 
 
-def _change_storage(worker: Worker, command: Admin) -> Any:
+def _change_storage(worker: PageWorker, command: Admin) -> Any:
     storages = [tier for tier in worker.tiers if tier.name == "storage"]
     if command.verb == "detach":
         worker.tiers = [tier for tier in worker.tiers if tier not in storages]

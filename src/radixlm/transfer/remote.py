@@ -31,20 +31,16 @@ class RemoteMemory(Protocol):
     @property
     def endpoint(self) -> bytes:
         """What others need to read what was exposed before."""
-        ...
 
     def expose(self, data: Bytes) -> None:
         """Let the library read and write ``data``."""
-        ...
 
     def hide(self, data: Bytes) -> None:
         """The inverse of ``expose``."""
-        ...
 
     def read(self, endpoint: bytes, addresses: Sequence[int], out: Bytes) -> None:
         """Fill rows of ``out``, uint8 [n, bytes], which is exposed here, from these addresses
         there."""
-        ...
 
 
 class MooncakeMemory:

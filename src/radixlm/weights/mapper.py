@@ -23,11 +23,9 @@ class LoadableLayer(Protocol):
 
     def own_params(self) -> dict[str, Param]:
         """Parameters by name; a name is a checkpoint suffix ("weight") or part of a role."""
-        ...
 
     def finish(self) -> None:
         """All parameters are filled."""
-        ...
 
 
 class LoadableModel(Protocol):
@@ -39,7 +37,6 @@ class LoadableModel(Protocol):
 
     def layers(self) -> Iterator[tuple[str, LoadableLayer]]:
         """Every layer that has parameters or a ``finish`` to run, with its path."""
-        ...
 
 
 class ParamMapping(Record):

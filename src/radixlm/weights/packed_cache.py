@@ -162,7 +162,6 @@ class Recorder(Protocol):
 
     def finish(self, path: str, layer: LoadableLayer) -> None:
         """Call ``finish`` of a filled layer and note what it does."""
-        ...
 
 
 class ModelRecorder:

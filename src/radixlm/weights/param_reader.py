@@ -45,24 +45,19 @@ class ParamReader(Protocol):
         """The value in the checkpoint's dtype, of a cut parameter its part: borrowed memory, valid
         until the layer's values are released. A value of a wrong shape comes whole. ValueError if
         the checkpoint's tensors cannot be joined."""
-        ...
 
     def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
         """The quantized weight, or its part, as the checkpoint stores it; None for floats, and
         where the model needs floats. ValueError as ``read``."""
-        ...
 
     def quantized_bytes(self, path: str) -> int:
         """Bytes of the quantized tensors that make a value; 0 if they are floats."""
-        ...
 
     def origins(self, path: str) -> Sequence[Origin]:
         """The tensors of files that make a parameter, for messages."""
-        ...
 
     def release(self, path: str) -> int:
         """The value is not needed any more; the number of bytes that were read for it."""
-        ...
 
     def ordered(self, layers: Layers) -> Layers:
         """The layers in the order in which their values are read fastest."""

@@ -23,9 +23,6 @@ class NodeFacts(msgspec.Struct, frozen=True):
     address: str = ""
     sizes: dict[str, int] = {}
     num_cpus: int = 0
-    memory_bytes: int = 0
-    num_numa_nodes: int = 0
-    num_gpus: int = 0
 
 
 class Join(msgspec.Struct, tag="join"):

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixlm.base.errors import InvalidRequest
+
 # (log-probability, token id) of one position; None for the first prompt token
 Logprob = tuple[float | None, int]
 TopLogprobs = list[tuple[float, int]]
@@ -163,6 +165,12 @@ class ControlReply(msgspec.Struct, tag="control_reply"):
     ok: bool
     message: str = ""
     data: Any = None
+
+    def result(self, param: str | None = None) -> Any:
+        """``data``; InvalidRequest with ``message`` if the command was refused."""
+        if not self.ok:
+            raise InvalidRequest(self.message, param)
+        return self.data
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -20,15 +20,12 @@ class PagePort(Protocol):
 
     def send(self, command: Command) -> None:
         """Never waits."""
-        ...
 
     def poll(self) -> list[Report]:
         """What has come since the last call: the minimum of all ranks' answers."""
-        ...
 
     def settle(self, timeout_s: float) -> list[Report]:
         """Wait until no command is under way; what has come meanwhile."""
-        ...
 
 
 class ArrivalGroup:

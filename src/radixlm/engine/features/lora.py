@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 
+if TYPE_CHECKING:  # it needs torch
+    from radixlm.engine.adapters import AdapterLoader
+
 DRAIN_S = 2.0
-
-
-class Loader(Protocol):
-    """What the feature asks of the adapters."""
-
-    def is_ready(self, number: int) -> bool:
-        """Whether the adapter is loaded; InvalidRequest if it never will be."""
-        ...
 
 
 class LoraFeature(Feature):
@@ -32,7 +27,7 @@ class LoraFeature(Feature):
 
     def __init__(
         self,
-        loader: Loader | None,
+        loader: AdapterLoader | None,
         max_adapters: int | None = None,
         drain_s: float = DRAIN_S,
         clock: Callable[[], float] = time.monotonic,

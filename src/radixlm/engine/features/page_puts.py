@@ -36,7 +36,6 @@ class WritePolicy(Protocol):
         """Of a request whose first ``num_pages`` pages are in the prefix cache now, ``num_cached``
         of them found there when it was admitted, ``num_put`` kept before: the first page to keep;
         None to keep none now."""
-        ...
 
 
 class WriteThrough(WritePolicy):

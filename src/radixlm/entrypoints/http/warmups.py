@@ -30,7 +30,7 @@ async def voice_chat(intake: TokenizerManager) -> None:
         if size + 30 > intake.facts.context_len:
             return
         ids = rng.integers(intake.facts.vocab, size=size).tolist()
-        await intake.collect(GenerateRequest(sampling=sampling, input_ids=ids, is_internal=True))
+        await intake.collect(GenerateRequest(sampling=sampling, input_ids=ids))
 
 
 _NAMED: dict[str, WarmUp] = {"voice_chat": voice_chat}
@@ -55,7 +55,7 @@ def of_file(path: str) -> tuple[str, WarmUp]:
     async def run(intake: TokenizerManager) -> None:
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
         for ids in prompts:
-            request = GenerateRequest(sampling=sampling, input_ids=ids, is_internal=True)
+            request = GenerateRequest(sampling=sampling, input_ids=ids)
             await intake.collect(request)
 
     return "--debug-tensor-dump-input-file", run

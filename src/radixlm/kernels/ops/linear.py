@@ -21,11 +21,9 @@ class PackedLinear(Protocol):
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x, accumulated in float32 at least."""
-        ...
 
     def unpack(self) -> Tensor:
         """The weight [O, I] in the checkpoint's dtype (for saving and weight queries)."""
-        ...
 
 
 class ReferenceLinear:
@@ -116,15 +114,12 @@ class TiedTable(Protocol):
 
     def run(self, x_TI: Tensor) -> Tensor:
         """Logits [T, V] in the dtype of x."""
-        ...
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
         """Rows ``ids`` times ``scale``, as ``embedding`` gives them."""
-        ...
 
     def unpack(self) -> Tensor:
         """The table [V, D] again."""
-        ...
 
 
 class ReferenceTied(ReferenceLinear):
@@ -144,7 +139,6 @@ class HeadLinear(Protocol):
 
     def run(self, x_THI: Tensor) -> Tensor:
         """[T, H, O] in the dtype of x."""
-        ...
 
 
 class ReferenceHeadLinear:

@@ -141,28 +141,22 @@ class LoraRows(Protocol):
 
     def has(self, site: int) -> bool:
         """Whether an adapter of the step changes this layer."""
-        ...
 
     def changed_T(self, site: int) -> Tensor:
         """Which tokens have an adapter that changes this layer, bool [T]."""
-        ...
 
     def select(self, rows_R: Tensor) -> LoraRows:
         """These tokens alone."""
-        ...
 
     def add_(self, site: int, x_TI: Tensor, y_TO: Tensor, block: int = 0) -> None:
         """Add to the layer's outcome y what the adapters give of its input x. Tokens without an
         adapter keep their y."""
-        ...
 
     def add_heads_(self, site: int, x_THI: Tensor, y_THO: Tensor) -> None:
         """The same of a layer with a map for each head."""
-        ...
 
     def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
         """The same of a token table, whose input are rows of the identity: A's columns ``ids``."""
-        ...
 
 
 class LoraSlots(Protocol):
@@ -174,19 +168,15 @@ class LoraSlots(Protocol):
 
     def takes(self, adapter: PackedAdapter) -> bool:
         """Whether recorded steps can run the adapter."""
-        ...
 
     def put(self, slot: int, adapter: PackedAdapter) -> None:
         """Launch the writes that give an adapter the slot."""
-        ...
 
     def fill(self, slot_T: NDArray[np.int32], host: Tensor) -> None:
         """Write ``ints`` of a step to a buffer of the host. ``slot_T``: -1 for no adapter."""
-        ...
 
     def rows(self, num_tokens: int) -> LoraRows:
         """The tokens of a step, while it is recorded."""
-        ...
 
 
 class ReferenceAdapter:

@@ -26,7 +26,6 @@ class PackedExperts(Protocol):
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """Sum over the chosen experts of weight * expert(x); [T, D] in the dtype of x. Those that
         adapters may change also take ``lora``, the adapters of the tokens."""
-        ...
 
 
 class ExpertAdapters(Record):

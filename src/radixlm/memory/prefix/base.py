@@ -1,7 +1,7 @@
 """What the scheduler asks of a prefix cache, with or without sharing."""
 
 from collections.abc import Hashable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from radixlm.base.record import Record
 from radixlm.memory.pages import PageIds
 
 TokenIds = NDArray[np.int32]
+_NO_PAGES: Final = np.empty(0, np.int32)
+_NO_PAGES.flags.writeable = False
 
 
 class Handle:
@@ -133,19 +135,33 @@ class BothEvents:
             one.on_reset()
 
 
-class PrefixCache(Protocol):
-    """Owner of the KV pages of finished prefixes. All counts are of pages of the full group."""
+class PrefixCache:
+    """Owner of the KV pages of finished prefixes. All counts are of pages of the full group.
 
-    page_size: int
+    This one keeps and shares nothing (``--disable-radix-cache``): the pages of a request are the
+    caller's from its first chunk to its end. ``RadixCache`` keeps them.
+    """
+
+    num_evicted = 0  # pages that were freed for others so far
+    num_locked = 0  # pages that locks keep
+    total_pages = 0  # pages that the cache owns
+
+    def __init__(self, page_size: int, is_hybrid: bool = False) -> None:
+        """``is_hybrid``: there is a window group."""
+        self.page_size = page_size
+        self._handle = Handle()
+        self._window_pages = _NO_PAGES if is_hybrid else None
 
     def match(self, ids: TokenIds, namespace: Hashable = None) -> Match:
         """Longest cached prefix of ``ids`` in whole pages; counts as a use of it.
 
         To have at least one token to compute, pass all ids but the last.
         """
+        return Match(self._handle, _NO_PAGES, 0, self._window_pages)
 
     def peek(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """Tokens that ``match`` would find; changes nothing (for ordering a queue)."""
+        return 0
 
     def lock(self, handle: Handle) -> None:
         """Keeps the prefix from eviction; as many ``unlock`` as ``lock`` are needed."""
@@ -167,6 +183,8 @@ class PrefixCache(Protocol):
 
         ``pages`` are the request's page table: what it matched and locked, then its own.
         """
+        row = self._window_pages
+        return InsertResult(self._handle, 0, 0, _NO_PAGES, _NO_PAGES, row, row)
 
     def find_tail(
         self, handle: Handle, ids: TokenIds, namespace: Hashable = None, at_least: int = 1
@@ -176,6 +194,7 @@ class PrefixCache(Protocol):
         ids: less than a page of the tokens that follow the prefix of ``handle``. ``at_least``: so
         many of them.
         """
+        return None
 
     def insert_tail(
         self,
@@ -189,14 +208,15 @@ class PrefixCache(Protocol):
 
         False, and the page stays the caller's, if the cache has these tokens already.
         """
-
-    num_evicted: int = 0  # pages that were freed for others so far
+        return False
 
     def evict(self, num_pages: int) -> int:
         """Frees ``num_pages`` pages or as many as can be; returns how many."""
+        return 0
 
     def evict_window(self, num_pages: int) -> int:
         """Frees ``num_pages`` pages of the window group or as many as can be; how many."""
+        return 0
 
     def reset(self) -> None:
         """Forgets everything; InvariantError while something is locked."""
@@ -204,21 +224,17 @@ class PrefixCache(Protocol):
     @property
     def num_evictable(self) -> int:
         """Pages that ``evict`` can free."""
+        return 0
 
     @property
     def num_window_evictable(self) -> int:
         """Window pages that ``evict_window`` can free."""
-
-    @property
-    def num_locked(self) -> int:
-        """Pages that locks keep."""
-
-    @property
-    def total_pages(self) -> int:
-        """Pages that the cache owns."""
+        return 0
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
         """Compares the cache's counters with its nodes and with ``locks``, all that are held.
 
         With ``is_repair`` lock counts and sums are then set to what they should be.
         """
+        none = [_NO_PAGES for _ in locks]
+        return Audit([], _NO_PAGES, _NO_PAGES, none, none)

@@ -30,6 +30,7 @@ from radixlm.memory.prefix.base import (
     Lock,
     Match,
     Prefix,
+    PrefixCache,
     Tail,
     TokenIds,
 )
@@ -39,7 +40,7 @@ from radixlm.memory.prefix.tree import Step, Tree
 from radixlm.memory.prefix.window import WindowGroup, checked_row
 
 
-class RadixCache:
+class RadixCache(PrefixCache):
     """Prefix cache keyed by (namespace, token ids) at page granularity.
 
     ``allocator`` is the full group's. ``window`` is given for models with window layers: then each

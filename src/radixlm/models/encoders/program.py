@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuPool
 from radixlm.kernels.cpu.cache import TILE
 from radixlm.kernels.cpu.extension import native
@@ -27,22 +26,13 @@ from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, s
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite
 
+if TYPE_CHECKING:
+    from radixlm.models.encoders.text import EncoderModel
+
 log = logging.getLogger(__name__)
 
 
-class EncoderBlocks(Protocol):
-    """What a text encoder's program is made of."""
-
-    decoder: Decoder
-    blocks: list[BlockLayer]
-
-    @property
-    def final_norm(self) -> NormLayer | None:
-        """The norm after the last block, if there is one."""
-        ...
-
-
-def make_encoder_program(model: EncoderBlocks) -> EncoderProgram | None:
+def make_encoder_program(model: EncoderModel) -> EncoderProgram | None:
     """The program of a loaded text encoder; None where it must run layer by layer."""
     decoder, encoder = model.decoder, model.decoder.encoder
     assert encoder is not None

@@ -11,43 +11,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address, native
-from radixlm.layers.linear import Adaptable
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
-from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
-from radixlm.models.handed_rows import HandedRows
+from radixlm.layers.rope import LengthRope, StaticRope
 from radixlm.pools.state import StatePool, StateStep
 from radixlm.step.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from radixlm.models.decoder import DecoderModel
 
 log = logging.getLogger(__name__)
 
 
-class EmittedModel(Protocol):
-    """What a program is made of."""
-
-    decoder: Decoder
-    ropes: RopeTables
-    handed: HandedRows | None  # what stages hand on, of a part of a model
-
-    @property
-    def adapted(self) -> Sequence[Adaptable]:
-        """The layers that adapters may change."""
-        ...
-
-    def emit(self, program: ProgramBuilder) -> None:
-        """Append the operations of a step. Unsupported where there is none for a part."""
-        ...
-
-
 def make_program(
-    model: EmittedModel, backend: object, states: StatePool | None = None
+    model: DecoderModel, backend: object, states: StatePool | None = None
 ) -> StepProgram | None:
     """The program of a model over a backend's pools and the pool of its states; None where it must
     run layer by layer."""
@@ -60,7 +43,7 @@ def make_program(
         return None
 
 
-def why_no_program(model: EmittedModel) -> str:
+def why_no_program(model: DecoderModel) -> str:
     """What of a loaded model the C++ program cannot do; "" if nothing."""
     try:
         _emitted(model, None, None)
@@ -70,7 +53,7 @@ def why_no_program(model: EmittedModel) -> str:
 
 
 def _emitted(
-    model: EmittedModel, pools: Sequence[CachePool] | None, states: StatePool | None
+    model: DecoderModel, pools: Sequence[CachePool] | None, states: StatePool | None
 ) -> ProgramBuilder:
     sites = {key: site for one in model.adapted for key, site in one.packed_sites.items()}
     builder = ProgramBuilder(model.decoder.dim, pools, states, model.decoder.max_positions, sites)
@@ -105,7 +88,7 @@ class StepProgram:
     """One model over one backend's pools."""
 
     def __init__(
-        self, model: EmittedModel, backend: CpuBackend, states: StatePool | None = None
+        self, model: DecoderModel, backend: CpuBackend, states: StatePool | None = None
     ) -> None:
         """Unsupported if a part of the model cannot be emitted."""
         pools = [pool for pool in backend.pools if isinstance(pool, CpuPool)]

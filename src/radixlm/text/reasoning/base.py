@@ -8,11 +8,9 @@ class ReasoningParser(Protocol):
 
     def feed(self, chunk: str) -> tuple[str, str]:
         """Parse the next chunk: its (reasoning, text)."""
-        ...
 
     def finish(self) -> tuple[str, str]:
         """The message is over: the (reasoning, text) that was held back."""
-        ...
 
 
 def split_all(parser: ReasoningParser, message: str) -> tuple[str, str]:

@@ -58,11 +58,9 @@ class ToolParser(Protocol):
 
     def feed(self, chunk: str) -> ParsedText:
         """Parse the next chunk of the message; never raises for text of a model."""
-        ...
 
     def finish(self) -> ParsedText:
         """The message is over: returns what was held back. Further calls return nothing."""
-        ...
 
 
 def parse_all(parser: ToolParser, text: str) -> tuple[str, list[ParsedCall]]:

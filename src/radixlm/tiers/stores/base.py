@@ -47,17 +47,14 @@ class Store(Protocol):
     def get(self, names: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
         """The bytes of each object in its buffer, and how many they are: -1 of one that is absent,
         or that the buffer cannot hold."""
-        ...
 
     def put(self, names: Sequence[str], values: Sequence[bytes]) -> None:
         """Keep the objects that are absent; never change one that is there."""
-        ...
 
     def delete(self, names: Sequence[str]) -> None: ...
 
     def clear(self) -> None:
         """Delete all objects of the namespace."""
-        ...
 
     def stats(self) -> dict[str, float]: ...
 

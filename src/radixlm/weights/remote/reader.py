@@ -47,7 +47,6 @@ class Body(Protocol):
 
     def readinto(self, view: memoryview, /) -> int:
         """At least one byte, or 0 at the end."""
-        ...
 
 
 class RangeReader(ABC):

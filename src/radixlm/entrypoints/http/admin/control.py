@@ -203,18 +203,14 @@ async def set_trace_level(request: Request) -> Response:
 async def start_profile(request: Request) -> Response:
     """Trace steps of the engine into ``output_dir``, a folder in RADIXLM_PROFILER_DIR."""
     args = await read_args(request, StartProfile)
-    reply = await state_of(request).intake.control("start_profile", **args.model_dump())
-    if not reply.ok:
-        raise InvalidRequest(reply.message)
+    (await state_of(request).intake.control("start_profile", **args.model_dump())).result()
     return PlainTextResponse("Start profiling.\n")
 
 
 @get_and_post("/stop_profile")
 async def stop_profile(request: Request) -> Response:
     """End the trace and write it."""
-    reply = await state_of(request).intake.control("stop_profile")
-    if not reply.ok:
-        raise InvalidRequest(reply.message)
+    (await state_of(request).intake.control("stop_profile")).result()
     return PlainTextResponse("Stop profiling. This will take some time.\n")
 
 
@@ -225,9 +221,7 @@ async def get_weights_by_name(request: Request) -> Response:
     reply = await state_of(request).intake.control(
         "weights_by_name", name=args.name, truncate_size=args.truncate_size
     )
-    if not reply.ok:
-        raise InvalidRequest(reply.message, "name")
-    return json_response(reply.data)
+    return json_response(reply.result("name"))
 
 
 @router.post("/update_weight_version", openapi_extra=documented(WeightVersion))

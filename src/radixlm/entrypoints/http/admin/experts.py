@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.admin.control import get_and_post_on
 from radixlm.entrypoints.http.state import state_of
 
@@ -13,9 +12,7 @@ router = APIRouter(tags=["admin"])
 
 
 async def _ask(request: Request, verb: str, text: str) -> Response:
-    reply = await state_of(request).intake.control(verb)
-    if not reply.ok:
-        raise InvalidRequest(reply.message)
+    (await state_of(request).intake.control(verb)).result()
     return PlainTextResponse(text)
 
 

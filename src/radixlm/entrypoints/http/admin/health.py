@@ -125,7 +125,6 @@ async def probe(intake: TokenizerManager, limit_s: float) -> bool:
         input_ids=[0],
         pooling=None if generates else PoolingParams(),
         rid=PROBE_PREFIX + secrets.token_hex(8),
-        is_internal=True,
     )
     task = asyncio.ensure_future(intake.collect(request))
     try:

@@ -38,10 +38,7 @@ async def _ask(request: Request, verb: str, **args: Any) -> Any:
     state = state_of(request)
     if not state.config.memory.enable_hierarchical_cache:
         raise InvalidRequest("start the server with --enable-hierarchical-cache")
-    reply = await state.intake.control("tiers", action=verb, **args)
-    if not reply.ok:
-        raise InvalidRequest(reply.message)
-    return reply.data
+    return (await state.intake.control("tiers", action=verb, **args)).result()
 
 
 def _check_idle(request: Request) -> None:

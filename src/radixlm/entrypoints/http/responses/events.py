@@ -46,7 +46,7 @@ class Writer:
         toolbox: Toolbox | None = None,
     ) -> None:
         """``toolbox``: the tools whose calls the server runs."""
-        self._session, self._body = session, body
+        self._session = session
         self._toolbox = toolbox or Toolbox()
         self._sequence = 0
         self._item: OutputItem | None = None

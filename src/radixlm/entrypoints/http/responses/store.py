@@ -47,7 +47,6 @@ class ResponseStore(Protocol):
 
     def unfinished(self) -> list[Stored]:
         """The responses that an earlier process did not finish."""
-        ...
 
 
 class MemoryStore:

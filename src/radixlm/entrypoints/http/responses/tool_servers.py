@@ -66,7 +66,6 @@ class ToolServer(Protocol):
 
     async def connect(self) -> Connection:
         """Open a session and list the tools; ToolServerError."""
-        ...
 
 
 class McpServer:

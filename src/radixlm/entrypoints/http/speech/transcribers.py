@@ -37,11 +37,9 @@ class Reader(Protocol):
 
     def feed(self, text: str) -> str:
         """The new part of the transcript."""
-        ...
 
     def finish(self) -> str:
         """The rest, which was held back."""
-        ...
 
 
 class PlainReader:

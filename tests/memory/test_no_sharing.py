@@ -3,11 +3,10 @@
 import numpy as np
 
 from radixlm.memory.prefix.base import PrefixCache
-from radixlm.memory.prefix.chunk import ChunkCache
 
 
 def test_nothing_is_cached():
-    cache: PrefixCache = ChunkCache(4)
+    cache = PrefixCache(4)
     ids, pages = np.arange(8, dtype=np.int32), np.array([1, 2], np.int32)
     result = cache.insert(ids, pages)
     cache.lock(result.handle)
@@ -28,5 +27,5 @@ def test_nothing_is_cached():
 
 
 def test_hybrid_rows_are_empty_not_absent():
-    cache = ChunkCache(4, is_hybrid=True)
+    cache = PrefixCache(4, is_hybrid=True)
     assert cache.match(np.arange(8, dtype=np.int32)).window_pages.tolist() == []
