@@ -107,6 +107,14 @@ async def test_inputs_are_truncated_and_pooled_as_in_vllm(pooled: ScriptedServer
         await pooled.post("/v1/embeddings", input=[5] * 9000, truncate_prompt_tokens=-1)
     ).json()
     assert whole["usage"]["prompt_tokens"] == 2048
+    text = "one " * 50_000  # more characters than the context's tokens can have
+    assert (await pooled.post("/v1/embeddings", input=text)).status_code == 400
+    for path, body in (
+        ("/v1/embeddings", {"input": text, "truncate_prompt_tokens": 2}),
+        ("/v2/embed", {"texts": [text], "truncate": "START", "max_tokens": 2}),
+        ("/v2/embed", {"texts": [text], "truncate": "END", "max_tokens": 2}),
+    ):
+        assert (await pooled.post(path, **body)).status_code == 200, path
     refused = await pooled.post("/pooling", input="a", task="classify")
     assert refused.json()["error"]["param"] == "task"
 

@@ -132,6 +132,14 @@ async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
     assert got["usage"]["prompt_tokens"] == 2
     got = (await server.post(CHAT, messages=USER, **cut)).json()
     assert got["usage"]["prompt_tokens"] == 2
+    long = "one " * 50_000  # more characters than the context's tokens can have
+    assert (await server.post(COMPLETIONS, prompt=long)).status_code == 400
+    for path, body in (
+        (COMPLETIONS, {"prompt": long}),
+        (CHAT, {"messages": [{"role": "user", "content": long}]}),
+    ):
+        got = (await server.post(path, **body, **cut)).json()
+        assert got["usage"]["prompt_tokens"] == 2
     for fields in ({"bad_words": ["some very long words"]}, {"allowed_token_ids": [1, 2]}):
         assert (await server.post(COMPLETIONS, prompt="a", **fields)).status_code == 200
         assert (await server.post(CHAT, messages=USER, **fields)).status_code == 200

@@ -163,7 +163,8 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     """The prompt's token ids, checked, so that an error names the prompt."""
     if isinstance(prompt, str):
         adds = body.add_special_tokens is not False
-        ids = await encode(state, filled(state, prompt, body.suffix), "prompt", adds)
+        text, cut = filled(state, prompt, body.suffix), body.truncate_prompt_tokens
+        ids = await encode(state, text, "prompt", adds, truncates=cut is not None)
     else:
         ids = prompt
         vocab = state.intake.facts.vocab

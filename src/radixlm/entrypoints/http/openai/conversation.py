@@ -343,7 +343,8 @@ async def _set_prompt(
     elif sources and state.media is not None:
         request.prompt = await state.media.prompt(prompt, sources, adds)
     else:
-        ids = await encode(state, prompt, "messages", adds)
+        cut = body.truncate_prompt_tokens
+        ids = await encode(state, prompt, "messages", adds, truncates=cut is not None)
         request.input_ids = truncated(body, ids, state.intake.facts.context_len)
 
 

@@ -106,7 +106,8 @@ def _prompt_name(state: ServerState, purpose: str | None) -> str | None:
 
 async def _end_of(state: ServerState, text: str, name: str | None, limit: int | None) -> list[int]:
     """The last token ids of a text, behind the special ids that begin it."""
-    ids = await encode(state, prompt_text(state.info.sentence, name) + text, "texts")
+    text = prompt_text(state.info.sentence, name) + text
+    ids = await encode(state, text, "texts", truncates=True)
     most = min(limit or len(ids), state.intake.facts.context_len)
     opening, head = set(state.require_tokenizer().encode("")), 0
     while head < min(most, len(ids)) and ids[head] in opening:
