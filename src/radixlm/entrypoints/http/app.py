@@ -18,6 +18,7 @@ from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import (
     anthropic,
+    invocations,
     live,
     llama_cpp,
     not_implemented,
@@ -100,6 +101,7 @@ _ROUTERS = (
     embeddings.router,
     rerank.router,
     score.router,
+    invocations.router,
     cohere.router,
     parse.router,
     grammar.router,
