@@ -224,7 +224,8 @@ async def test_a_classifier_answers_in_vllms_form_too(pooled: ScriptedServer) ->
     for path in ("/classify", "/invocations"):
         assert (await pooled.post(path, input=["hi"])).json()["data"] == wanted
     native = (await pooled.post("/classify", text="hi")).json()
-    assert len(native["embedding"]) == 2
+    raw = (await pooled.post("/classify", input="hi", use_activation=False)).json()
+    assert raw["data"][0]["probs"] == native["embedding"] != wanted[0]["probs"]
 
 
 async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) -> None:

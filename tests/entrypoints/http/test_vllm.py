@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.fakes.http_server import ScriptedServer
 
 TOKENS = "/inference/v1/generate"
@@ -89,3 +91,18 @@ async def test_what_a_token_request_cannot_have(server: ScriptedServer) -> None:
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param
     media = await server.post(TOKENS, token_ids=[1], features={"mm_hashes": {}})
     assert media.status_code == 501
+
+
+async def test_load_counts_what_runs(server: ScriptedServer) -> None:
+    async def load() -> int:
+        return int((await server.client.get("/load")).json()["server_load"])
+
+    assert await load() == 0
+    body = {"prompt": "forever", "max_tokens": 2000, "ignore_eos": True}
+    running = asyncio.create_task(server.post("/v1/completions", **body))
+    async with asyncio.timeout(30):
+        while await load() != 1:
+            await asyncio.sleep(0)
+        await running
+        while await load() != 0:
+            await asyncio.sleep(0)

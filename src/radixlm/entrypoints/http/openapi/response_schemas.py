@@ -268,6 +268,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/v1/chat/completions/batch": {JSON: CHAT},
     "/v1/chat/completions/render": {JSON: RENDERED},
+    "/load": {JSON: _object(server_load=INT)},
     "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: STR},
     "/v1/completions/render": {JSON: _list(RENDERED)},
     "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR},

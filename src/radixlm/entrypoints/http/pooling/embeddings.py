@@ -87,9 +87,10 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class ClassifyRequest(Pooled):
-    """POST /v1/classify."""
+    """POST /v1/classify. With ``use_activation`` false ``probs`` has the scores as they are."""
 
     input: str | Ints | Strings | list[Ints]
+    use_activation: bool | None = None
 
 
 @with_fields("encode")
@@ -204,14 +205,18 @@ async def classify_v1(request: Request) -> Response:
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": [_class(state, index, one.vector) for index, one in enumerate(results)],
+            "data": [
+                _class(state, index, one.vector, body.use_activation is not False)
+                for index, one in enumerate(results)
+            ],
             "usage": prompt_usage(results),
         }
     )
 
 
-def _class(state: ServerState, index: int, scores: list[float]) -> dict[str, Any]:
-    probs, labels = probabilities(state, scores), pool_of(state).labels
+def _class(state: ServerState, index: int, scores: list[float], activates: bool) -> dict[str, Any]:
+    probs = probabilities(state, scores) if activates else scores
+    labels = pool_of(state).labels
     best = probs.index(max(probs))
     label = labels[best] if best < len(labels) else f"LABEL_{best}"
     return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}

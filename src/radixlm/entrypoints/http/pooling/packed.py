@@ -23,4 +23,4 @@ def packed(
     return base64.b64encode(made.astype(made.dtype.newbyteorder(_SIGNS[order])).tobytes()).decode()
 
 
-_SIGNS = {"native": "<", "little": "<", "big": ">"}
+_SIGNS: dict[ByteOrder, Literal["<", ">"]] = {"native": "<", "little": "<", "big": ">"}
