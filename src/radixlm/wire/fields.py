@@ -251,8 +251,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("completions", "send input_embeds to /generate", "prompt_embeds"),
     *_unsupported("openai", "send token_ids_logprob to /generate", "logprob_token_ids"),
     *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
-    *_unsupported("chat", "send continue_final_message, or /v1/completions", "echo"),
-    *_unsupported("chat", "send echo and logprobs to /v1/completions", "prompt_logprobs", (None,)),
     *_unsupported(
         "sampling_params", "send return_logprob and logprob_start_len 0", "prompt_logprobs", (None,)
     ),

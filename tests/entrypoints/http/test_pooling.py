@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 from tests.fakes.http_server import EMBED_DIM, ScriptedServer, scripted_server
 
+from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.pooling import cohere
+from radixlm.entrypoints.http.pooling.packed import packed
 from radixlm.entrypoints.http.pooling.pool import activated
 from radixlm.step.plan import StepPlan
 
@@ -83,6 +86,30 @@ async def test_embeddings_in_both_forms(pooled: ScriptedServer) -> None:
     assert list(struct.unpack("<2f", raw)) == got["data"][0]["embedding"]
 
 
+async def test_base64_has_the_numbers_that_are_asked_for(pooled: ScriptedServer) -> None:
+    body = {"input": "hi", "encoding_format": "base64"}
+    wanted = (await pooled.post("/v1/embeddings", input="hi")).json()["data"][0]["embedding"]
+    for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        for fields, kind in (
+            ({"embed_dtype": "float16"}, "<f2"),
+            ({"endianness": "big"}, ">f4"),
+            ({"embed_dtype": "float16", "endianness": "big"}, ">f2"),
+        ):
+            raw = base64.b64decode(
+                (await pooled.post(path, **body, **fields)).json()["data"][0][name]
+            )
+            assert np.frombuffer(raw, kind).tolist() == np.asarray(wanted, kind).tolist()
+    refused = await pooled.post("/v1/embeddings", **body, embed_dtype="fp8_e4m3")
+    assert refused.json()["error"]["param"] == "embed_dtype"
+
+
+def test_bfloat16_is_rounded_as_by_torch() -> None:
+    values = [1.0, -3.14159, 1.00390625, 1.01171875, 65504.0, 1e-30, 0.0]
+    raw = base64.b64decode(packed(values, "bfloat16", "little"))
+    wanted = torch.tensor(values).to(torch.bfloat16).view(torch.int16).tolist()
+    assert np.frombuffer(raw, "<i2").tolist() == wanted
+
+
 async def test_dimensions_cut_and_scale(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/embeddings", input=[1, 2], dimensions=1)).json()
     assert got["data"][0]["embedding"] == [1.0]
@@ -107,6 +134,14 @@ async def test_inputs_are_truncated_and_pooled_as_in_vllm(pooled: ScriptedServer
         await pooled.post("/v1/embeddings", input=[5] * 9000, truncate_prompt_tokens=-1)
     ).json()
     assert whole["usage"]["prompt_tokens"] == 2048
+    text = "one " * 50_000  # more characters than the context's tokens can have
+    assert (await pooled.post("/v1/embeddings", input=text)).status_code == 400
+    for path, body in (
+        ("/v1/embeddings", {"input": text, "truncate_prompt_tokens": 2}),
+        ("/v2/embed", {"texts": [text], "truncate": "START", "max_tokens": 2}),
+        ("/v2/embed", {"texts": [text], "truncate": "END", "max_tokens": 2}),
+    ):
+        assert (await pooled.post(path, **body)).status_code == 200, path
     refused = await pooled.post("/pooling", input="a", task="classify")
     assert refused.json()["error"]["param"] == "task"
 
@@ -182,6 +217,17 @@ async def test_native_encode(pooled: ScriptedServer) -> None:
     assert (await pooled.post("/encode", text="hi", image_data="x")).status_code == 400
 
 
+async def test_a_classifier_answers_in_vllms_form_too(pooled: ScriptedServer) -> None:
+    pooled.state.info.decoder.pool = Pool(gives="scores", labels=("no", "yes"))
+    wanted = (await pooled.post("/v1/classify", input=["hi"])).json()["data"]
+    assert wanted[0]["label"] == "yes" and wanted[0]["num_classes"] == 2
+    for path in ("/classify", "/invocations"):
+        assert (await pooled.post(path, input=["hi"])).json()["data"] == wanted
+    native = (await pooled.post("/classify", text="hi")).json()
+    raw = (await pooled.post("/classify", input="hi", use_activation=False)).json()
+    assert raw["data"][0]["probs"] == native["embedding"] != wanted[0]["probs"]
+
+
 async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
     got = (await server.post("/v1/score", **body)).json()
@@ -212,15 +258,25 @@ async def test_rerank_sorts_by_likeness(pooled: ScriptedServer) -> None:
 async def test_rerank_in_the_shape_of_other_clients(pooled: ScriptedServer) -> None:
     body: dict[str, Any] = {"query": "hi", "documents": ["a", {"text": "hi"}], "model": "tiny"}
     for path in ("/rerank", "/v2/rerank"):
-        got = (await pooled.post(path, **body, return_documents=True)).json()
+        got = (await pooled.post(path, **body)).json()
         assert [row["index"] for row in got["results"]] == [1, 0] and got["model"] == "tiny"
         assert got["results"][0]["document"] == {"text": "hi"}
         assert got["results"][0]["relevance_score"] == pytest.approx(1.0)
         assert got["usage"]["total_tokens"] > 0
+    body["return_documents"] = False
     few = (await pooled.post("/rerank", **body, top_n=1)).json()["results"]
     assert len(few) == 1 and "document" not in few[0]
     assert (await pooled.post("/rerank", query="", documents=["a"])).status_code == 400
     assert (await pooled.post("/rerank", query="q", documents=[{"x": 1}])).status_code == 400
+
+
+async def test_reranked_documents_are_read_from_their_beginning(pooled: ScriptedServer) -> None:
+    body: dict[str, Any] = {"query": "one", "documents": ["one two three"]}
+    whole = (await pooled.post("/rerank", **body, max_tokens_per_doc=0)).json()
+    short = (await pooled.post("/rerank", **body, max_tokens_per_doc=1)).json()
+    assert short["usage"]["total_tokens"] < whole["usage"]["total_tokens"]
+    assert short["results"][0]["document"] == {"text": "one two three"}
+    assert (await pooled.post("/rerank", **body, max_tokens_per_doc=-1)).status_code == 400
 
 
 async def test_inputs_as_objects(pooled: ScriptedServer) -> None:
@@ -277,3 +333,25 @@ async def test_cloud_routes(server: ScriptedServer) -> None:
     messages = [{"role": "user", "content": "hi"}]
     invoked = (await server.post("/invocations", messages=messages)).json()
     assert invoked["choices"][0]["message"]["content"] == "Hello there."
+    done = (await server.post("/invocations", prompt="hi")).json()
+    assert done["object"] == "text_completion" and done["choices"][0]["text"]
+    neither = await server.post("/invocations", model="tiny")
+    assert neither.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/rerank", {"query": "hi", "documents": ["hi", "a"]}),
+        ("/score", {"text_1": "hi", "text_2": "a"}),
+        ("/score", {"queries": "hi", "documents": "a"}),
+    ],
+)
+async def test_invocations_of_pooling_models(
+    pooled: ScriptedServer, path: str, body: dict[str, Any]
+) -> None:
+    own = (await pooled.post(path, **body)).json()
+    got = (await pooled.post("/invocations", **body)).json()
+    key = "results" if path == "/rerank" else "data"
+    assert got[key] == own[key] and got[key]

@@ -132,11 +132,45 @@ async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
     assert got["usage"]["prompt_tokens"] == 2
     got = (await server.post(CHAT, messages=USER, **cut)).json()
     assert got["usage"]["prompt_tokens"] == 2
+    long = "one " * 50_000  # more characters than the context's tokens can have
+    assert (await server.post(COMPLETIONS, prompt=long)).status_code == 400
+    for path, body in (
+        (COMPLETIONS, {"prompt": long}),
+        (CHAT, {"messages": [{"role": "user", "content": long}]}),
+    ):
+        got = (await server.post(path, **body, **cut)).json()
+        assert got["usage"]["prompt_tokens"] == 2
     for fields in ({"bad_words": ["some very long words"]}, {"allowed_token_ids": [1, 2]}):
         assert (await server.post(COMPLETIONS, prompt="a", **fields)).status_code == 200
         assert (await server.post(CHAT, messages=USER, **fields)).status_code == 200
     wrong = await server.post(COMPLETIONS, prompt="a", allowed_token_ids=[1 << 20])
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "allowed_token_ids"
+
+
+async def test_vllms_fields_of_a_chat(server: ScriptedServer) -> None:
+    got = (await server.post(CHAT, messages=USER, prompt_logprobs=0)).json()
+    assert len(got["prompt_logprobs"]) == got["usage"]["prompt_tokens"]
+    assert got["prompt_logprobs"][0] is None and got["choices"][0]["logprobs"] is None
+    (entry,) = got["prompt_logprobs"][1].values()
+    assert entry["logprob"] == -0.5 and entry["decoded_token"]
+    assert "prompt_logprobs" not in (await server.post(CHAT, messages=USER)).json()
+    for wrong in ({"prompt_logprobs": 1 << 20}, {"prompt_logprobs": 1, "stream": True}):
+        refused = await server.post(CHAT, messages=USER, **wrong)
+        assert refused.json()["error"]["param"] == "prompt_logprobs"
+
+
+async def test_an_echo_begins_a_continued_message(server: ScriptedServer) -> None:
+    for said in ("Here is", [{"type": "text", "text": "Here is"}]):
+        talk = [*USER, {"role": "assistant", "content": said}]
+        body = {"messages": talk, "continue_final_message": True, "max_tokens": 4}
+        plain = (await server.post(CHAT, **body)).json()["choices"][0]["message"]["content"]
+        whole = (await server.post(CHAT, **body, echo=True)).json()["choices"][0]["message"]
+        assert whole["content"] == "Here is" + plain
+        chunks = await server.events(CHAT, **body, echo=True)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        assert "".join(delta["content"] or "" for delta in deltas) == whole["content"]
+    alone = (await server.post(CHAT, messages=USER, echo=True, max_tokens=4)).json()
+    assert alone["choices"][0]["message"]["content"] == plain
 
 
 async def test_routes_that_clients_ask_for(server: ScriptedServer, toy_folder: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.fakes.http_server import ScriptedServer
+
+TOKENS = "/inference/v1/generate"
 
 
 def _talk(text: str) -> list[dict[str, str]]:
@@ -41,3 +45,64 @@ async def test_rendered_requests_have_ids_and_sampling(server: ScriptedServer) -
     plain = [(await server.post("/tokenize", prompt=text)).json()["tokens"] for text in texts]
     assert [one["token_ids"] for one in rendered] == plain
     assert all(one["request_id"].startswith("cmpl-") for one in rendered)
+
+
+async def test_rendered_requests_are_answered_in_token_ids(server: ScriptedServer) -> None:
+    options = {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    shown = (await server.post("/v1/chat/completions", messages=_talk("hi"), **options)).json()
+    rendered = (
+        await server.post("/v1/chat/completions/render", messages=_talk("hi"), max_tokens=5)
+    ).json()
+    wanted = [one["token"] for one in shown["choices"][0]["logprobs"]["content"]]
+    got = (await server.post(TOKENS, **rendered)).json()
+    (choice,) = got["choices"]
+    assert got["request_id"] == rendered["request_id"]
+    assert [server.tokenizer.token_text(i) for i in choice["token_ids"]] == wanted
+    assert choice["finish_reason"] == shown["choices"][0]["finish_reason"]
+    assert got["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    chunks = await server.events(TOKENS, **rendered | {"request_id": "again"})
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert [i for part in parts for i in part["token_ids"]] == choice["token_ids"]
+    assert parts[-1]["finish_reason"] == choice["finish_reason"]
+
+
+async def test_token_ids_come_with_log_probabilities(server: ScriptedServer) -> None:
+    for count in (0, 2):
+        sampling = {"max_tokens": 3, "logprobs": count, "prompt_logprobs": 0, "detokenize": False}
+        got = (await server.post(TOKENS, token_ids=[5, 6, 7], sampling_params=sampling)).json()
+        content = got["choices"][0]["logprobs"]["content"]
+        assert len(content) == len(got["choices"][0]["token_ids"])
+        assert all(len(one["top_logprobs"]) == max(count, 1) for one in content)
+        assert got["prompt_logprobs"][0] is None and len(got["prompt_logprobs"]) == 3
+    many = {"n": 2, "max_tokens": 2, "temperature": 0.5}
+    got = (await server.post(TOKENS, token_ids=[5], sampling_params=many)).json()
+    assert [choice["index"] for choice in got["choices"]] == [0, 1]
+    whole = (await server.post(TOKENS, token_ids=[5], sampling_params={"ignore_eos": True})).json()
+    assert len(whole["choices"][0]["token_ids"]) > 16  # not the default of completions
+
+
+async def test_what_a_token_request_cannot_have(server: ScriptedServer) -> None:
+    for wrong, param in (
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": "text"}, "token_ids"),
+        ({"token_ids": [1], "sampling_params": {"temperature": -1}}, "temperature"),
+    ):
+        refused = await server.post(TOKENS, **wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    media = await server.post(TOKENS, token_ids=[1], features={"mm_hashes": {}})
+    assert media.status_code == 501
+
+
+async def test_load_counts_what_runs(server: ScriptedServer) -> None:
+    async def load() -> int:
+        return int((await server.client.get("/load")).json()["server_load"])
+
+    assert await load() == 0
+    body = {"prompt": "forever", "max_tokens": 2000, "ignore_eos": True}
+    running = asyncio.create_task(server.post("/v1/completions", **body))
+    async with asyncio.timeout(30):
+        while await load() != 1:
+            await asyncio.sleep(0)
+        await running
+        while await load() != 0:
+            await asyncio.sleep(0)

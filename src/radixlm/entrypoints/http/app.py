@@ -18,10 +18,12 @@ from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import (
     anthropic,
+    invocations,
     live,
     llama_cpp,
     not_implemented,
     ollama,
+    token_requests,
     tokenization,
     ui,
     vllm,
@@ -100,6 +102,8 @@ _ROUTERS = (
     embeddings.router,
     rerank.router,
     score.router,
+    invocations.router,
+    token_requests.router,
     cohere.router,
     parse.router,
     grammar.router,

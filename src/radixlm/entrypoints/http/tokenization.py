@@ -41,15 +41,20 @@ def is_slow(tokenizer: Tokenizer | None, text: str) -> bool:
 
 
 async def encode(
-    state: ServerState, text: str, param: str, add_special_tokens: bool = True
+    state: ServerState,
+    text: str,
+    param: str,
+    add_special_tokens: bool = True,
+    *,
+    truncates: bool = False,
 ) -> list[int]:
-    """Token ids. A text too long for the context is an error before it is tokenized; a long text is
-    tokenized in a thread."""
+    """Token ids. A text too long for the context is an error before it is tokenized, unless the
+    caller ``truncates`` them; a long text is tokenized in a thread."""
     tokenizer = state.require_tokenizer()
     await asyncio.sleep(0)  # a call may have thousands of texts
     if not is_slow(tokenizer, text):
         return tokenizer.encode(text, add_special_tokens)
-    if not state.intake.facts.allow_auto_truncate:
+    if not truncates and not state.intake.facts.allow_auto_truncate:
         await _check_chars(state, text, param)
     return (await _encoded(tokenizer, [text], param, add_special_tokens))[0]
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.errors import json_answer
+from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.openai.chat import Chat, complete, prompt_ids
 from radixlm.entrypoints.http.openai.completions import make_call
 from radixlm.entrypoints.http.openai.conversation import make_chat_session
@@ -75,6 +75,13 @@ async def render_completion(request: Request) -> Response:
     return await json_answer(
         [_shown(call.id, call.model, call.body, one, one.input_ids or []) for one in call.requests]
     )
+
+
+@router.get("/load")
+async def load(request: Request) -> Response:
+    """The number of requests that run or wait."""
+    replicas = state_of(request).intake.replicas
+    return json_response({"server_load": sum(replica.num_requests for replica in replicas)})
 
 
 def _shown(

@@ -18,7 +18,7 @@ from radixlm.entrypoints.http.openai.conversation import (
     Delta,
     make_chat_session,
 )
-from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
+from radixlm.entrypoints.http.openai.logprobs import chat_logprobs, prompt_rows
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.usage import extension, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
@@ -72,7 +72,6 @@ class Chat:
         return serve.enable_cache_report or bool(body.return_cached_tokens_details)
 
 
-@router.post("/invocations", openapi_extra=documented(ChatRequest))
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
@@ -122,8 +121,18 @@ async def complete(chat: Chat) -> dict[str, Any]:
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
         **({"prompt_token_ids": prompt_ids(session)} if session.body.return_token_ids else {}),
+        **_of_prompt(session, answers[0].output),
         **extension(session.body, [answer.output for answer in answers]),
     }
+
+
+def _of_prompt(session: ChatSession, output: Output) -> dict[str, Any]:
+    """vLLM's ``prompt_logprobs``."""
+    top = session.body.prompt_logprobs
+    if top is None:
+        return {}
+    tokenizer = session.state.require_tokenizer()
+    return {"prompt_logprobs": prompt_rows(tokenizer, output.prompt_logprobs, top)}
 
 
 def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
@@ -140,6 +149,7 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     content = parsed.text
     if calls:
         content = content.strip()
+    content = conversation.beginning(session.body) + content
     message = {
         "role": "assistant",
         "content": content if content or not calls else None,
@@ -268,6 +278,8 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
     """The choices of the chunks for a delta. ``heads``: calls whose name was sent."""
     if delta.is_first:
         yield _chunk(delta, {"role": "assistant", "content": ""})
+        if echoed := conversation.beginning(session.body):
+            yield _chunk(delta, {"content": echoed})
     parts = list(_parts(session, delta, heads))
     logprobs, stop_logprobs = _split_logprobs(session, delta.output)
     has_more = bool(logprobs and logprobs["content"]) or session.body.return_token_ids

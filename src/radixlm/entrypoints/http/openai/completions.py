@@ -16,7 +16,11 @@ from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.off_loop import off_loop_of
 from radixlm.entrypoints.http.openai import generate
-from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs, prompt_rows
+from radixlm.entrypoints.http.openai.logprobs import (
+    CompletionLogprobs,
+    check_prompt_logprobs,
+    prompt_rows,
+)
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_PROMPTS,
     CompletionRequest,
@@ -163,7 +167,8 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     """The prompt's token ids, checked, so that an error names the prompt."""
     if isinstance(prompt, str):
         adds = body.add_special_tokens is not False
-        ids = await encode(state, filled(state, prompt, body.suffix), "prompt", adds)
+        text, cut = filled(state, prompt, body.suffix), body.truncate_prompt_tokens
+        ids = await encode(state, text, "prompt", adds, truncates=cut is not None)
     else:
         ids = prompt
         vocab = state.intake.facts.vocab
@@ -204,10 +209,7 @@ def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobPa
         raise InvalidRequest(f"logprobs must be from 0 to {vocab}, got {top}", "logprobs")
     of_prompt = body.prompt_logprobs
     if of_prompt is not None:
-        if of_prompt > vocab or body.stream:
-            raise InvalidRequest(
-                f"prompt_logprobs must be at most {vocab}, and stream false", "prompt_logprobs"
-            )
+        check_prompt_logprobs(of_prompt, vocab, bool(body.stream))
         return LogprobParams(0, max(top or 0, of_prompt))
     if top is None:
         return LogprobParams() if ranks else None

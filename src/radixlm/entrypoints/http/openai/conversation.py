@@ -14,6 +14,7 @@ import msgspec
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.openai import generate
+from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_TOP_LOGPROBS,
@@ -324,7 +325,7 @@ async def _request(
     if len(rids) != 1:
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
     request = request_of(state, body, sampling, rids[0])
-    request.logprobs = _logprob_need(body)
+    request.logprobs = _logprob_need(body, state.intake.facts.vocab)
     return request
 
 
@@ -343,7 +344,8 @@ async def _set_prompt(
     elif sources and state.media is not None:
         request.prompt = await state.media.prompt(prompt, sources, adds)
     else:
-        ids = await encode(state, prompt, "messages", adds)
+        cut = body.truncate_prompt_tokens
+        ids = await encode(state, prompt, "messages", adds, truncates=cut is not None)
         request.input_ids = truncated(body, ids, state.intake.facts.context_len)
 
 
@@ -362,12 +364,16 @@ async def _prediction_ids(state: ServerState, prediction: Mapping[str, Any] | No
     return await encode(state, "".join(map(str, texts)), where, add_special_tokens=False)
 
 
-def _logprob_need(body: ChatRequest) -> LogprobParams | None:
+def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(
             f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {top}", "top_logprobs"
         )
+    of_prompt = body.prompt_logprobs
+    if of_prompt is not None:
+        check_prompt_logprobs(of_prompt, vocab, bool(body.stream))
+        return LogprobParams(0, max(top or 0, of_prompt))
     return LogprobParams(-1, top or 0) if body.logprobs else None
 
 
@@ -380,6 +386,17 @@ def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> 
         spec = GrammarSpec(grammar["kind"], grammar["value"], is_strict=is_strict)
     if spec is not None:
         request.grammar = msgspec.structs.replace(spec, after=after)
+
+
+def beginning(body: ChatRequest) -> str:
+    """With ``echo`` the text of the assistant's message that ends the conversation, else ""."""
+    last = body.messages[-1] if body.messages else {}
+    if not body.echo or last.get("role") != "assistant":
+        return ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
 
 
 # ---- answers -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Logprobs, TopLogprobs
 
@@ -88,6 +89,14 @@ class CompletionLogprobs:
 
     def _name(self, token_id: int) -> str:
         return token_name(self._tokenizer, token_id, self._as_ids)
+
+
+def check_prompt_logprobs(count: int, vocab: int, streams: bool) -> None:
+    """InvalidRequest for a ``prompt_logprobs`` that cannot be answered."""
+    if count > vocab or streams:
+        raise InvalidRequest(
+            f"prompt_logprobs must be at most {vocab}, and stream false", "prompt_logprobs"
+        )
 
 
 def prompt_rows(

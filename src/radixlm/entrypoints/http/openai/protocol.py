@@ -112,6 +112,8 @@ class ChatRequest(Generation):
     input_ids: Ints | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None  # of vLLM
+    echo: bool | None = False  # of vLLM: a message that is continued comes with its beginning
     modalities: list[Literal["text", "audio", "image"]] | None = None
 
 

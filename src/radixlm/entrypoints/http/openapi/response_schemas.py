@@ -87,6 +87,7 @@ META = _object(
     weight_version=STR,
 )
 GENERATED = _object(meta_info=META)
+CLASSES = _object(data=_list(DICT), usage=USAGE)
 VECTORS = _object(
     object=_kind("list"),
     model=STR,
@@ -267,14 +268,16 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/v1/chat/completions/batch": {JSON: CHAT},
     "/v1/chat/completions/render": {JSON: RENDERED},
+    "/load": {JSON: _object(server_load=INT)},
+    "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: STR},
     "/v1/completions/render": {JSON: _list(RENDERED)},
-    "/invocations": {JSON: CHAT, SSE: STR},
+    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR},
     "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/embeddings": {JSON: VECTORS},
-    "/v1/classify": {JSON: _object(data=_list(DICT), usage=USAGE)},
+    "/v1/classify": {JSON: CLASSES},
     "/encode": {JSON: _one_of(POOLED, _list(POOLED))},
-    "/classify": {JSON: _one_of(POOLED, _list(POOLED))},
+    "/classify": {JSON: _one_of(POOLED, _list(POOLED), CLASSES)},
     "/v1/rerank": {JSON: RANKED},
     "/v2/rerank": {JSON: RANKED},
     "/reranking": {JSON: RANKED},

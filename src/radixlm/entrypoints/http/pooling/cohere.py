@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.packed import packed
 from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     MultimodalPrompt,
@@ -106,7 +106,8 @@ def _prompt_name(state: ServerState, purpose: str | None) -> str | None:
 
 async def _end_of(state: ServerState, text: str, name: str | None, limit: int | None) -> list[int]:
     """The last token ids of a text, behind the special ids that begin it."""
-    ids = await encode(state, prompt_text(state.info.sentence, name) + text, "texts")
+    text = prompt_text(state.info.sentence, name) + text
+    ids = await encode(state, text, "texts", truncates=True)
     most = min(limit or len(ids), state.intake.facts.context_len)
     opening, head = set(state.require_tokenizer().encode("")), 0
     while head < min(most, len(ids)) and ids[head] in opening:
@@ -120,7 +121,7 @@ def _as(kind: str, vectors: list[list[float]]) -> list[Any]:
     if kind == "float":
         return vectors
     if kind == "base64":
-        return [base64.b64encode(np.asarray(v, "<f4").tobytes()).decode() for v in vectors]
+        return [packed(vector) for vector in vectors]
     if len(vectors[0]) % 8:
         message = f"embedding_types: {kind} needs a multiple of 8 numbers, not {len(vectors[0])}"
         raise InvalidRequest(message, "embedding_types")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 import time
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
@@ -16,6 +14,7 @@ from radixlm.arch.media.spec import Modality
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.packed import ByteOrder, NumberFormat, packed
 from radixlm.entrypoints.http.pooling.pool import (
     Limit,
     MultimodalPrompt,
@@ -31,7 +30,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     truncate,
 )
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, read_json
 from radixlm.entrypoints.media import MediaSource, media_of
 from radixlm.entrypoints.native.response import finish_reason
 from radixlm.entrypoints.request_model import (
@@ -69,12 +68,14 @@ class Pooled(Body):
 
 @with_fields("embeddings")
 class EmbeddingRequest(Pooled):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings. ``embed_dtype`` and ``endianness`` of vLLM: the numbers of base64."""
 
     input: str | Ints | Strings | list[Ints] | list[TextInput]
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
+    embed_dtype: NumberFormat | None = None
+    endianness: ByteOrder | None = None
 
 
 class PoolingRequest(EmbeddingRequest):
@@ -86,9 +87,10 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class ClassifyRequest(Pooled):
-    """POST /v1/classify."""
+    """POST /v1/classify. With ``use_activation`` false ``probs`` has the scores as they are."""
 
     input: str | Ints | Strings | list[Ints]
+    use_activation: bool | None = None
 
 
 @with_fields("encode")
@@ -156,7 +158,7 @@ async def answer_embeddings(
         vector: Any = probabilities(state, one.vector) if activates else one.vector
         vector = truncate(state, vector, body.dimensions)
         if body.encoding_format == "base64":
-            vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+            vector = packed(vector, body.embed_dtype or "float32", body.endianness or "native")
         data.append({"object": "embedding", "index": index, "embedding": vector})
     return {
         "id": f"embd-{secrets.token_hex(16)}",
@@ -203,14 +205,18 @@ async def classify_v1(request: Request) -> Response:
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": [_class(state, index, one.vector) for index, one in enumerate(results)],
+            "data": [
+                _class(state, index, one.vector, body.use_activation is not False)
+                for index, one in enumerate(results)
+            ],
             "usage": prompt_usage(results),
         }
     )
 
 
-def _class(state: ServerState, index: int, scores: list[float]) -> dict[str, Any]:
-    probs, labels = probabilities(state, scores), pool_of(state).labels
+def _class(state: ServerState, index: int, scores: list[float], activates: bool) -> dict[str, Any]:
+    probs = probabilities(state, scores) if activates else scores
+    labels = pool_of(state).labels
     best = probs.index(max(probs))
     label = labels[best] if best < len(labels) else f"LABEL_{best}"
     return {"index": index, "label": label, "probs": probs, "num_classes": len(probs)}
@@ -218,13 +224,16 @@ def _class(state: ServerState, index: int, scores: list[float]) -> dict[str, Any
 
 def _native(path: str, has_scores: bool) -> None:
     async def answer(request: Request) -> Response:
+        if has_scores and "input" in await read_json(request):
+            return await classify_v1(request)
         body = await read_body(request, EncodeRequest, any_type=True)
         state = state_of(request)
         if has_scores:
             require_score_head(state)
         return json_response(await cancel_on_disconnect(request, answer_encode(state, body)))
 
-    answer.__doc__ = "Scores of prompts." if has_scores else "Vectors of prompts."
+    scores = "Scores of prompts; with `input` in the form of vLLM, as of /v1/classify."
+    answer.__doc__ = scores if has_scores else "Vectors of prompts."
     for method in ("POST", "PUT"):
         router.add_api_route(
             path,

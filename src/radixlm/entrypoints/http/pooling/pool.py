@@ -210,7 +210,8 @@ async def _ids(
     if isinstance(prompt, Pair):
         ids, first_len = await _pair_ids(state, prompt, param)
     elif isinstance(prompt, str):
-        ids = await encode(state, _prepared(state, prefix + prompt), param)
+        text = _prepared(state, prefix + prompt)
+        ids = await encode(state, text, param, truncates=limit is not None)
     else:
         ids = prompt
     facts = state.intake.facts

@@ -62,6 +62,8 @@ class _Rerank(Body):
     return_documents: bool = True
     model: str | None = None
     use_activation: bool | None = None
+    # tokens of a longer document that are read, from its beginning; 0: all
+    max_tokens_per_doc: Annotated[int, Field(ge=0)] | None = None
 
 
 class RerankRequest(_Rerank):
@@ -71,9 +73,8 @@ class RerankRequest(_Rerank):
 
 
 class SharedRerankRequest(_Rerank):
-    """POST /rerank, /v2/rerank and /reranking, in the form of Cohere, Jina and llama.cpp."""
+    """POST /rerank, /v2/rerank and /reranking, in the form of Cohere, Jina, vLLM and llama.cpp."""
 
-    return_documents: bool = False
     user: str | None = None
 
 
@@ -91,12 +92,21 @@ async def rank(state: ServerState, body: _Rerank, rid: str | None = None) -> lis
     """All documents, best first; those with equal scores in the order of the request."""
     documents = texts_of(body.documents)
     limit = body.truncate_prompt_tokens
-    scored = await scores_of(state, body.query, documents, body.instruct, rid, limit)
+    read = [await _beginning(state, text, body.max_tokens_per_doc) for text in documents]
+    scored = await scores_of(state, body.query, read, body.instruct, rid, limit)
     ranked = [
         Ranked(activated(state, score, body.use_activation), index, text, output)
         for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
     ]
     return sorted(ranked, key=lambda one: -one.score)
+
+
+async def _beginning(state: ServerState, text: str, count: int | None) -> str:
+    """The text of the first ``count`` tokens of a document."""
+    if not count:
+        return text
+    ids = await encode(state, text, "documents", False, truncates=True)
+    return text if len(ids) <= count else state.require_tokenizer().decode(ids[:count])
 
 
 Scored = list[tuple[float, Output]]
@@ -263,7 +273,7 @@ async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[st
 @router.post("/rerank", openapi_extra=documented(SharedRerankRequest))
 @router.post("/v2/rerank", openapi_extra=documented(SharedRerankRequest))
 async def shared_rerank(request: Request) -> Response:
-    """Rank documents for a query, in the form of Cohere, Jina and llama.cpp."""
+    """Rank documents for a query, in the form of Cohere, Jina, vLLM and llama.cpp."""
     body = await read_body(request, SharedRerankRequest)
     state = state_of(request)
     model = state.check_model(body.model)
