@@ -9,7 +9,9 @@ Legend: S sequences, T tokens, R rows (items that emit), K drafted tokens, N hid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
+from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.plan import Int32Array, Items, PageCopy
 
 
 class StepTail:
@@ -99,3 +103,26 @@ class DeviceProposals(Record, eq=False):
     tokens_RK: Tensor
     survival_RK: Tensor
     parents_RK: Tensor | None = None
+
+
+class DeviceDrafter(Protocol):
+    """A drafter on the device. What it proposes costs time only where it is wrong."""
+
+    hidden: HiddenNeeds | None
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the pools of its KV."""
+
+    def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
+        """Write its KV for the tokens that the step made known. Places behind ``last_R`` hold
+        refused drafts: what is written there is overwritten later."""
+
+    def skip(self, items: Items) -> None:
+        """A step whose tokens it does not see; each step is extended by or skipped."""
+
+    def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
+        """Draft ``lens_R[r]`` tokens behind ``next_tokens_R[r]``; K is the largest of them. The
+        pages of these places are allocated."""
+
+    def release(self, slot: int) -> None:
+        """The request of this slot is over."""

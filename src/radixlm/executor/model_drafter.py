@@ -134,8 +134,7 @@ class ModelDrafter:
     # ---- what is known -------------------------------------------------------------------------
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """Note the tokens that the step made known. Places behind ``last_R`` hold refused drafts:
-        what is written there is overwritten later."""
+        """Note the tokens that the step made known."""
         hidden_TN, entries = None, self._entries
         if self.hidden is not None:
             hidden_TN = tail.hidden_TD
@@ -149,7 +148,7 @@ class ModelDrafter:
         entries.add_step(batch, tail, hidden_TN)
 
     def skip(self, items: Items) -> None:
-        """The tokens of this step get no entries; each step is extended by or skipped."""
+        """The tokens of this step get no entries."""
         self._entries.skip(items)
 
     def _count(self, tail: StepTail) -> None:
@@ -294,8 +293,7 @@ class ModelDrafter:
         )
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
-        """Draft ``lens_R[r]`` tokens behind ``next_tokens_R[r]``, whose pages are allocated:
-        greedily, or with the target's noise where the temperature is high."""
+        """Draft greedily, or with the target's noise where the temperature is high."""
         most, where = int(lens_R.max()), self._tables.device
         order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
         lens, slots = lens_R[order_R], tail.slots_R.cpu().numpy()[order_R]

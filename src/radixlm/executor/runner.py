@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.drafter import DeviceDrafter
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
@@ -56,9 +57,6 @@ from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 
-if TYPE_CHECKING:
-    from radixlm.executor.model_drafter import ModelDrafter
-
 log = logging.getLogger(__name__)
 
 STATE_SPACE = 1  # the page space whose pages hold states
@@ -81,7 +79,7 @@ class RunnerParts(Record):
     states: StatePool | None = None
     adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-    drafter: ModelDrafter | None = None
+    drafter: DeviceDrafter | None = None
     recorder: ExpertRecorder | None = None
     followers: Group | None = None
 

@@ -7,18 +7,14 @@ Legend: T tokens, R rows (items that emit), K drafted tokens.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceProposals, StepTail
+from radixlm.executor.drafter import DeviceDrafter, DeviceProposals, StepTail
 from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.plan import Int32Array
-
-if TYPE_CHECKING:
-    from radixlm.executor.model_drafter import ModelDrafter
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +24,7 @@ class DraftTail:
 
     def __init__(
         self,
-        drafter: ModelDrafter,
+        drafter: DeviceDrafter,
         tables: DeviceTables,
         sampling: SamplingTable,
         page_size: int,
