@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers
-from radixlm.arch.spec import Attention
+from radixlm.arch.spec import Attention, LatentAttention
 from radixlm.base.record import Record, replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mixers import emit_mixer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -94,12 +95,17 @@ class JointBlock(BlockLayer):
     """A block whose attention reads embedding and hidden state side by side. ``wide_TJ`` [T, 3 D]
     of the step: both as the attention reads them, then the residual."""
 
-    mixer: AttentionLayer
+    mixer: AttentionLayer | LatentAttentionLayer
 
     def widen(self, dim: int, context: LayerContext, rope: int, place: tuple[int, int]) -> None:
         """Replace the attention by one that reads 2 D channels."""
-        assert isinstance(self.spec.mixer, Attention), "no published head has another mixer"
-        self.mixer = AttentionLayer(self.spec.mixer, 2 * dim, context, rope, place, dim)
+        match self.spec.mixer:
+            case Attention() as spec:
+                self.mixer = AttentionLayer(spec, 2 * dim, context, rope, place, dim)
+            case LatentAttention() as spec:
+                self.mixer = LatentAttentionLayer(spec, 2 * dim, context, rope, place, dim)
+            case other:
+                raise AssertionError(f"no published head has {other}")
 
     def run_deferred(
         self,
