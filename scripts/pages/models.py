@@ -51,7 +51,6 @@ Prediction layers that are not built, and why:
 
 | model | reason |
 |---|---|
-| Gemma 4 | its assistants have no keys and values of their own: they read the model's cache |
 | Inkling | its layers have short convolutions, whose states a draft model cannot keep |
 """
 PARITY = Path(__file__).parents[2] / "docs" / "parity.json"

@@ -36,7 +36,8 @@ _SHARED = (
     *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
     *(*BOUNDARY_TOKEN_KEYS, *DEEPSTACK_KEYS),
-    "num_nextn_predict_layers",
+    *("num_nextn_predict_layers", "backbone_hidden_size", "use_ordered_embeddings"),
+    *("num_centroids", "centroid_intermediate_top_k"),
 )
 # ... and keys that replace the text model's.
 _OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")

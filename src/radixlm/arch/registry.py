@@ -251,6 +251,8 @@ DRAFTS: dict[str, str] = {
     "DeepseekV4ForCausalLMNextN": "drafts:deepseek_v4",
     "Dots3NoteForCausalLMNextN": "drafts:dots3_note",
     "Ernie4_5_MoeForCausalLMMTP": "drafts:ernie",
+    "Gemma4AssistantForCausalLM": "drafts:gemma4_assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "drafts:gemma4_unified_assistant",
     "Glm4MoeForCausalLMNextN": "drafts:next_n",
     "Glm5NextForConditionalGenerationNextN": "drafts:glm5_next",
     "Glm4MoeLiteForCausalLMNextN": "drafts:next_n",

@@ -76,7 +76,8 @@ class DraftInputs(Module):
         if count > 1:
             self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
         elif spec.is_projected:
-            self.join = context.linear(2 * dim, dim, spec.join_bias)
+            read = spec.target_dim if spec.reads_target else dim
+            self.join = context.linear(2 * read, dim, spec.join_bias)
         if spec.taps:
             width = spec.taps * (spec.target_dim or dim)
             self.taps = context.linear(width, dim)
@@ -143,6 +144,7 @@ class DraftModel(DecoderModel):
     """A module of a ``Draft`` record; ``bind`` lends it the token table and the head of its target,
     where it has none, once both are loaded."""
 
+    inputs_kind: type[DraftInputs] = DraftInputs
     needs: HiddenNeeds | None
     _make_logits: Callable[[Tensor], Tensor]
     target_ids_V: Tensor | None  # int64: the target's token of each of the draft's; None: the same
@@ -169,7 +171,7 @@ class DraftModel(DecoderModel):
             del self.head
         if not spec.decoder.norm.affine:
             del self.norm
-        self.draft = DraftInputs(spec, context)
+        self.draft = self.inputs_kind(spec, context)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         if layer or self.spec.is_projected:

@@ -1,6 +1,6 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
 multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, MiniMax M3,
-Bailing, LongCat, Nemotron-H, Qwen3, Qwen4Exp and Step checkpoints."""
+Bailing, LongCat, Nemotron-H, Qwen3, Qwen4Exp and Step checkpoints; assistants of Gemma 4."""
 
 from typing import Any, NoReturn
 
@@ -8,6 +8,7 @@ from radixlm.arch.config import Config
 from radixlm.arch.draft import STEP, Draft, renamed
 from radixlm.arch.families.builders import activation, build_decoder, mlp, rms
 from radixlm.arch.families.deepseek import latent
+from radixlm.arch.families.gemma import gemma4, gemma4_unified
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.qwen import qwen2, qwen3
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
@@ -327,6 +328,35 @@ def longcat(c: Config) -> Draft:
     names |= {role: renamed(name, old, attn) for role, name in mixer.items()}
     block = Block(latent(c, interleaved=True), Mlp(c.ffn_hidden_size, activation(c)), rms(c))
     return _normed(c, _module(decoder, block, names), _count(c))
+
+
+def gemma4_assistant(c: Config) -> Draft:
+    return _reading(c, gemma4(c.replace(num_kv_shared_layers=0)))
+
+
+def gemma4_unified_assistant(c: Config) -> Draft:
+    return _reading(c, gemma4_unified(c.replace(num_kv_shared_layers=0)))
+
+
+def _reading(c: Config, decoder: Decoder) -> Draft:
+    """Layers that read the keys and values of Gemma 4, and a table of their own as the head."""
+    blocks = []
+    for block in decoder.blocks:
+        mixer = block.mixer
+        assert isinstance(mixer, Attention) and mixer.extras is not None
+        extras = replace(mixer.extras, kv_from=-1, k_is_v=False)
+        blocks.append(replace(block, mixer=replace(mixer, extras=extras)))
+    parts = {"join": "pre_projection", "back": "post_projection", "table": "model.embed_tokens"}
+    parts |= {role: "masked_embedding." + role for role in ("centroids", "token_ordering")}
+    names = {**decoder.names, "head": AnyOf("lm_head", "model.embed_tokens")}
+    names |= {f"draft.{role}": name for role, name in parts.items()}
+    has_clusters, clusters = bool(c.get("use_ordered_embeddings")), (0, 0)
+    if has_clusters:
+        clusters = c.get("num_centroids", 2048), c.get("centroid_intermediate_top_k", 32)
+    module = replace(decoder, blocks=tuple(blocks), names=names, logit_softcap=0.0, tied=False)
+    target_dim = c.get("backbone_hidden_size", 1536)
+    return Draft(module, target_dim=target_dim, owns_head=not has_clusters, reads_target=True,
+                 clusters=clusters)  # fmt: skip
 
 
 def _eagle(c: Config, decoder: Decoder) -> Draft:
