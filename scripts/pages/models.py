@@ -51,9 +51,7 @@ Prediction layers that are not built, and why:
 
 | model | reason |
 |---|---|
-| Gemma 4 | its assistants have no keys and values of their own: they read the model's cache |
 | Inkling | its layers have short convolutions, whose states a draft model cannot keep |
-| MiniMax M3 | no public code tells what the tensors in `model.mtp.layers` are |
 """
 PARITY = Path(__file__).parents[2] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers

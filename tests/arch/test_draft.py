@@ -257,14 +257,60 @@ def test_hidden_states_that_an_eagle3_head_reads() -> None:
     assert (two.taps, two.tap_layers) == (2, (0, 3))
 
 
-def test_prediction_layers_of_a_model_that_reads_images() -> None:
-    """They are beside its language model, and of the same shape as those of the text model."""
-    text = {**SHAPE, "head_dim": 16, "mtp_num_hidden_layers": 1, "model_type": "qwen3_5_text"}
-    alone = describe_draft({**text, "architectures": ["Qwen3_5ForCausalLM"]})
-    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
-    both = describe_draft({**config, "text_config": text, "vision_config": {}})
-    assert both is not None and alone is not None and both.decoder.blocks == alone.decoder.blocks
-    assert _joint(both) == CASES["Qwen3NextForCausalLM"][1]
+READS_IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "Qwen3_5ForConditionalGeneration": (
+        {"head_dim": 16, "mtp_num_hidden_layers": 1, "model_type": "qwen3_5_text"},
+        {"model_type": "qwen3_5"},
+        {},
+        "mtp.norm.weight",
+    ),
+    "GlmOcrForConditionalGeneration": (
+        {"head_dim": 16, "num_nextn_predict_layers": 1, "model_type": "glm_ocr_text"},
+        {"model_type": "glm_ocr"},
+        {},
+        "model.layers.4.shared_head.norm.weight",
+    ),
+    "Exaone4_5_ForConditionalGeneration": (
+        {"head_dim": 16, "model_type": "exaone4", "sliding_window": 8,
+         "layer_types": ["sliding_attention", *["full_attention"] * 3]},
+        {"model_type": "exaone4_5", "num_nextn_predict_layers": 1},
+        {"layer_types": ["sliding_attention"], "num_hidden_layers": 1},
+        "mtp.norm.weight",
+    ),
+    "MiniMaxM3SparseForConditionalGeneration": (
+        {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "num_mtp_modules": 1, "model_type": "minimax_m3_vl_text",
+         "sparse_attention_config": {"sparse_index_dim": 16, "sparse_num_index_heads": 2,
+                                     "sparse_attention_freq": [0, 0, 1, 1]}},
+        {"model_type": "minimax_m3_vl"},
+        {},
+        "model.mtp.layers.0.final_layernorm.weight",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", READS_IMAGES)
+def test_prediction_layers_of_a_model_that_reads_images(architecture: str) -> None:
+    """They are beside its language model, and one is like the last of the text model's layers, or
+    like the first of one with the settings in the middle."""
+    text, whole, like, norm = READS_IMAGES[architecture]
+    whole = {"architectures": [architecture], **whole, "vision_config": {}}
+    draft = describe_draft({**whole, "text_config": {**SHAPE, **text}})
+    target = describe({**whole, "text_config": {**SHAPE, **text, **like}})
+    assert draft is not None and draft.modules == 1 and norm in _joint(draft)
+    assert draft.decoder.blocks == (target.blocks[:1] if like else target.blocks[-1:])
+
+
+def test_a_checkpoint_of_prediction_layers_has_the_defaults_of_its_model() -> None:
+    """vLLM's name of the type, which transformers does not know."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    raw = {**SHAPE, **experts, "architectures": ["MiniMaxM3MTP"], "model_type": "minimax_m3_mtp"}
+    draft, same = (
+        describe_draft({**raw, "model_type": name})
+        for name in ("minimax_m3_mtp", "minimax_m3_vl_text")
+    )
+    assert draft == same and draft is not None
+    assert draft.decoder.blocks[0].mixer.rope.theta == 5e6
 
 
 def _listed(*layers: int) -> dict[str, Any]:

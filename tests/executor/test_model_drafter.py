@@ -15,7 +15,8 @@ from torch import Tensor
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw, sharpness
 from radixlm.executor.draft_entries import PageGroups
-from radixlm.executor.model_drafter import MIN_ROUNDS, ONE_GROUP, ModelDrafter
+from radixlm.executor.drafter import MIN_ROUNDS, FitWatch
+from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -340,7 +341,7 @@ def test_a_prefix_hit_goes_on_behind_the_shared_entries() -> None:
 
 
 def test_a_draft_model_that_does_not_fit_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    drafter = World(0, is_head=False).drafter
+    fit = FitWatch()
     for accepted in (1, 0):
         for _ in range(MIN_ROUNDS):
             lens = np.array([3, 0, 3], np.int32)
@@ -349,11 +350,11 @@ def test_a_draft_model_that_does_not_fit_is_named_once(caplog: pytest.LogCapture
             tail: Any = SimpleNamespace(
                 items=SimpleNamespace(drafts=drafts), num_accepted_R=accepted_R
             )
-            drafter._count(tail)
+            fit.count(tail)
         assert not caplog.records  # one accepted token a step is enough
-    drafter._num_rounds = drafter._num_accepted = 0
+    fit = FitWatch()
     for _ in range(2 * MIN_ROUNDS):
-        drafter._count(tail)
+        fit.count(tail)
     assert [r.message[:36] for r in caplog.records] == ["the draft model does not fit: 0 draf"]
 
 

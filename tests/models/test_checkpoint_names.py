@@ -144,3 +144,20 @@ def test_gpt_oss_as_quark_stores_it(tmp_path: Path) -> None:
     saved = cached_tiny("GptOssForCausalLM")
     own = _one_by_one(saved, is_joined=True)
     assert torch.equal(_logits(_renamed(saved, tmp_path / "own", own)), _logits(saved))
+
+
+def test_gpt_oss_as_unsloth_stores_it(tmp_path: Path) -> None:
+    """A layer for each expert in lists of their own, and for the router."""
+    saved = cached_tiny("GptOssForCausalLM")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(saved / "model.safetensors").items():
+        stem, _, part = name.rpartition(".experts.")
+        if not stem:
+            tensors[name.replace("mlp.router.", "mlp.router.linear.")] = tensor
+            continue
+        kind = part.removesuffix("_bias")
+        for expert, own in enumerate(tensor):
+            suffix = "weight" if kind == part else "bias"
+            rows = own.T.contiguous() if kind == part else own.clone()
+            tensors[f"{stem}.experts.{kind}s.{expert}.{suffix}"] = rows
+    assert torch.equal(_logits(_renamed(saved, tmp_path / "unsloth", tensors)), _logits(saved))

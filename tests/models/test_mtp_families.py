@@ -135,6 +135,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "mtp.",
         1.0,
     ),
+    "MiniMaxM3VLForCausalLM": (
+        {
+            "num_hidden_layers": 1, "layer_types": ["minimax_m3_sparse"],
+            "mlp_layer_types": ["sparse"],
+        },
+        {"num_mtp_modules": 1},
+        {
+            "model.layers.0.": "model.mtp.layers.0.transformer_layer.",
+            "model.norm.": "model.mtp.layers.0.final_layernorm.",
+        },
+        "model.mtp.layers.0.",
+        1.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -204,6 +217,8 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
     if OWN_TABLE in own:
         embeds = own[OWN_TABLE][torch.tensor(ids)]
+    if model.spec.blanks_first:
+        embeds[1] = 0.0
     join, *norms = (f"{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
     own = {name.removeprefix(at): tensor for name, tensor in own.items()}
     embeds = rms(embeds, own[norms[0]] + offset, eps)

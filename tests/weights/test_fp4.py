@@ -69,6 +69,49 @@ def _state(folder: Path, quant: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _llama4(folder: Path) -> tuple[Path, Path]:
+    """(a checkpoint in ModelOpt's NVFP4 with stacked experts, one with the same numbers)."""
+    source, generator = cached_tiny("Llama4ForCausalLM"), torch.Generator().manual_seed(1)
+    narrow, wide = folder / "narrow", folder / "wide"
+    for target in (narrow, wide):
+        shutil.copytree(source, target)
+    small = load_file(source / "model.safetensors")
+    large = dict(small)
+    for name in sorted(small):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, num_in, num_out = small[name].shape
+            codes = torch.randint(0, 16, (experts, num_in, num_out), generator=generator)
+            scale = torch.rand(experts, num_in // 16, num_out, generator=generator) + 0.5
+            scale = scale.to(torch.float8_e4m3fn)
+            small[name] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+            small |= {f"{name}_weight_scale": scale, f"{name}_weight_scale_2": torch.tensor(0.02)}
+            small[f"{name}_input_scale"] = torch.tensor(1.0)
+            factors = scale.float().repeat_interleave(16, 1) * 0.02
+            large[name] = fp4_values(codes.to(torch.uint8)) * factors
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    _state(narrow, {"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    return narrow, wide
+
+
+def test_stacked_experts_of_llama4(tmp_path: Path) -> None:
+    """Outputs are last there, of codes and of scales; four bits stay four bits."""
+    narrow, wide = _llama4(tmp_path)
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    got = PagedRunner(load_model(narrow)).prefill(IDS)
+    assert all(torch.equal(got[i], want[i]) for i in IDS)
+    name = "model.layers.1.feed_forward.experts.down_proj"
+    source, floats = open_folder(narrow, "auto"), load_file(wide / "model.safetensors")[name]
+    weight = source.read_quantized(name)
+    assert weight is not None and weight.is_fp4
+    assert torch.equal(weight.dequantize(), floats.transpose(1, 2))
+    kept = load_model(narrow, bind("cpu"), scheme=make_scheme(None, "", checkpoint_quant(narrow)))
+    near = PagedRunner(kept).prefill(IDS)
+    assert all((near[i] - want[i]).norm() < 0.1 * want[i].norm() for i in IDS)
+    packs = [pack for one in _experts(kept) for side in one._weights for pack in side]
+    assert not cpu.available or all(one.num_bytes < one.num_out * one.num_in for one in packs)
+
+
 def _experts(model: Model) -> list[Any]:
     return [layer.experts for _, layer in model.layers() if isinstance(layer, MoeLayer)]
 

@@ -55,6 +55,12 @@ class Draft(Record):
     norms_all_streams: bool = False  # the norm of the hidden state is of all streams together
     has_vocab_map: bool = False  # draft token t is target token t + map[t]
     blanks_first: bool = False  # the embedding of the second token is zero
+    # it has no keys and values: its layers read those of the target's last layers of their kinds.
+    # Role draft.back: from its hidden state to what its next step reads in place of the target's
+    reads_target: bool = False
+    # its head reads only the tokens of the best of so many clusters: how many there are, how many
+    # are read. Roles draft.{centroids token_ordering table}
+    clusters: tuple[int, int] = (0, 0)
 
 
 def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:

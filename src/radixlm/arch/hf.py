@@ -22,7 +22,7 @@ from radixlm.arch.media.config_json import (
 )
 from radixlm.arch.media.registry import text_model_type
 from radixlm.arch.media.text_models import as_text_model
-from radixlm.arch.registry import ARCHITECTURES, convert_config, find
+from radixlm.arch.registry import ARCHITECTURES, convert_config, find, predicted
 from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
@@ -36,6 +36,8 @@ _SHARED = (
     *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
     *(*BOUNDARY_TOKEN_KEYS, *DEEPSTACK_KEYS),
+    *("num_nextn_predict_layers", "backbone_hidden_size", "use_ordered_embeddings"),
+    *("num_centroids", "centroid_intermediate_top_k"),
 )
 # ... and keys that replace the text model's.
 _OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")
@@ -129,7 +131,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     raw = convert_config(model_type or model_types().get(architecture, ""), raw)
     model_type = text_model_type(architecture, raw) or model_type
     model_type, raw = as_text_model(model_type, raw)
-    own = model_types().get(architecture, "")
+    own = model_types().get(predicted(architecture), "")
     of_class = {**COMMON, **(defaults().get(model_type) or defaults().get(own, {}))}
     values = dict(raw)
     for name, others in ALIASES.items():

@@ -26,7 +26,7 @@ FP8_FLAGS = (
 _FP8_SCALES = (
     r"\.(weight_scale(_inv)?|weight_scale_2|(input|activation)_scale(_ub)?|qscale_(act|weight)"
     r"|(kv|[qkv])_scale|([qkv]_proj\.|prob_)output_scale)"
-    r"|(gate_up|gate|up|down)_proj_((input|weight|activation)_)?scale(_inv)?"
+    r"|(gate_up|gate|up|down)_proj_((input|weight|activation)_)?scale(_inv|_2)?"
 )
 _FP4_FLAGS = ("modelopt_fp4", "nvfp4", "petit_nvfp4")
 _MODELOPT_FLAGS = (*FP8_FLAGS, *_FP4_FLAGS, "modelopt_mixed")

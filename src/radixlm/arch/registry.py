@@ -251,19 +251,28 @@ DRAFTS: dict[str, str] = {
     "DeepseekV4ForCausalLMNextN": "drafts:deepseek_v4",
     "Dots3NoteForCausalLMNextN": "drafts:dots3_note",
     "Ernie4_5_MoeForCausalLMMTP": "drafts:ernie",
+    "Gemma4AssistantForCausalLM": "drafts:gemma4_assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "drafts:gemma4_unified_assistant",
     "Glm4MoeForCausalLMNextN": "drafts:next_n",
     "Glm5NextForConditionalGenerationNextN": "drafts:glm5_next",
     "Glm4MoeLiteForCausalLMNextN": "drafts:next_n",
+    "GlmOcrForConditionalGenerationNextN": "drafts:next_n",
     "GlmMoeDsaForCausalLMNextN": "drafts:next_n",
     "LlamaForCausalLMEagle": "drafts:llama_eagle",
     "LlamaForCausalLMEagle3": "drafts:llama_eagle3",
     "Eagle3DraftModel": "drafts:llama_eagle3",
+    "Eagle3DeepseekV2ForCausalLM": "drafts:deepseek_eagle3",
+    "Eagle3DeepseekV3ForCausalLM": "drafts:deepseek_eagle3",
     "Eagle3LlamaForCausalLM": "drafts:llama_eagle3",
+    "Eagle3MiniMaxM2ForCausalLM": "drafts:llama_eagle3",
+    "Eagle3Qwen2_5vlForCausalLM": "drafts:llama_eagle3",
+    "Eagle3Qwen3vlForCausalLM": "drafts:llama_eagle3",
     "Eagle3Speculator": "drafts:llama_eagle3",
     "EagleLlamaForCausalLM": "drafts:llama_eagle",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
     "MiMoMTP": "drafts:mimo",
     "MiMoV2MTP": "drafts:mimo_v2",
+    "MiniMaxM3MTP": "drafts:minimax_m3",
     "MistralForCausalLMEagle": "drafts:llama_eagle",
     "MtpSpeculator": "drafts:mtp_speculator",
     "NemotronHForCausalLMMTP": "drafts:nemotron_h",
@@ -279,6 +288,7 @@ MTP_LAYERS: dict[str, str] = {
     "DeepseekV3ForCausalLM": "drafts:next_n",
     "Glm4MoeForCausalLM": "drafts:next_n",
     "Glm4MoeLiteForCausalLM": "drafts:next_n",
+    "GlmOcrForConditionalGeneration": "drafts:next_n",
     "DeepseekV32ForCausalLM": "drafts:next_n",
     "DeepseekV4ForCausalLM": "drafts:deepseek_v4",
     "GlmMoeDsaForCausalLM": "drafts:next_n",
@@ -294,8 +304,12 @@ MTP_LAYERS: dict[str, str] = {
     "Ernie4_5_MoEForCausalLM": "drafts:ernie",
     "ExaoneMoEForCausalLM": "drafts:exaone_moe",
     "ExaoneMoeForCausalLM": "drafts:exaone_moe",
+    "Exaone4_5_ForConditionalGeneration": "drafts:exaone_moe",
     "MellumForCausalLM": "drafts:mellum",
     "MiMoForCausalLM": "drafts:mimo",
+    "MiniMaxM3VLForCausalLM": "drafts:minimax_m3",
+    "MiniMaxM3SparseForCausalLM": "drafts:minimax_m3",
+    "MiniMaxM3SparseForConditionalGeneration": "drafts:minimax_m3",
     "Qwen3NextForCausalLM": "drafts:qwen3_next",
     "Qwen3_5ForCausalLM": "drafts:qwen3_next",
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
@@ -351,6 +365,15 @@ def find(architecture: str, source: str = "config.json") -> Family:
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")
+
+
+def predicted(architecture: str) -> str:
+    """The model for which a checkpoint of prediction layers was made; the architecture itself if it
+    is none."""
+    row = DRAFTS.get(architecture)
+    targets = [name for name, other in MTP_LAYERS.items() if other == row]
+    alike = [name for name in targets if architecture.startswith(name)]
+    return (alike or targets or [architecture])[0]
 
 
 def convert_config(model_type: str, raw: dict[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class AttentionExtras(Record):
     v_scale: float = 1.0
     k_scale: float = 1.0
     out_scale: float = 1.0  # of what the heads read, before norms and gates
-    kv_from: int | None = None  # reads K and V of this earlier layer and has none of its own
+    # reads K and V of this earlier layer and has none of its own; -1: of a layer of another model
+    kv_from: Annotated[int, "may be negative"] | None = None
     k_is_v: bool = False  # values are the keys before their norm and rotation
     gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: a number for
     # each channel or for each head

@@ -39,7 +39,7 @@ class ModelConfig(Group):
     ] = AUTO
     tokenizer_mode: Annotated[
         str,
-        "'auto' reads tokenizer.json, 'slow' loads the tokenizer by transformers.",
+        "'auto' reads tokenizer.json or tekken.json, 'slow' loads the tokenizer by transformers.",
         Flag(choices=("auto", "slow")),
     ] = "auto"
     skip_tokenizer_init: Annotated[

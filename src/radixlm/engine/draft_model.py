@@ -33,6 +33,7 @@ from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.reading_draft import ReadingDraft, read_layers
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -127,9 +128,12 @@ def load_draft(
     own = tuple(zip(later, others, strict=True))
     num_ids = num_ids or info.decoder.vocab
     branches, modules = config.speculate.speculative_eagle_topk or 1, 1 + len(own)
-    if branches > 1 and (reason := why_chains(config, info.decoder, modules)):
+    reason = why_chains(config, info.decoder, modules)
+    if isinstance(net, ReadingDraft):
+        reason = reason or "the draft has no keys and values of its own"
+    if branches > 1 and reason:
         log.warning("--speculative-eagle-topk %d is read as 1: %s", branches, reason)
-    tree = tree_shape(config, info.decoder, modules)
+    tree = None if reason else tree_shape(config, info.decoder, modules)
     return LoadedDraft(net, attn, num_ids, num_bytes, fill, renew, own, tree)
 
 
@@ -224,7 +228,8 @@ def _load_head(
     spec = _describe_head(config, info, target, folder)
     compute, weight = _dtypes(config, device, folder)
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
-    nets = [DraftModel(spec, context, weight, number) for number in range(spec.modules)]
+    kind = ReadingDraft if spec.reads_target else DraftModel
+    nets = [kind(spec, context, weight, number) for number in range(spec.modules)]
     is_part = folder == info.folder or len(nets) > 1
     kept = kept_ids(config, spec, target.decoder, device)
 
@@ -272,6 +277,11 @@ def _describe_head(
     if _load_format(config) != "dummy":
         spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
     check_fit(spec, folder, target.decoder, info.architecture)
+    if spec.reads_target and config.parallel.num_processes > 1:
+        raise ConfigError(
+            f"{FLAG} {folder}: reads the cache of the whole model, which several ranks share; "
+            "NGRAM works, or one rank"
+        )
     return spec
 
 
@@ -323,7 +333,8 @@ def algorithm_of(spec: Draft | None) -> str:
     """The algorithm of a head."""
     if spec is not None and not spec.is_projected:
         return "EAGLE3"
-    return "NEXTN" if spec is not None and spec.embed_norm is not None else "EAGLE"
+    predicts = spec is not None and (spec.embed_norm is not None or spec.reads_target)
+    return "NEXTN" if predicts else "EAGLE"
 
 
 def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
@@ -353,7 +364,11 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
     dim = spec.decoder.dim
     sizes: list[tuple[str, int, int]] = [
         ("hidden states of {} channels", spec.target_dim or dim, target.dim),
-        ("token embeddings of {} channels", dim, target.embed_dim or target.dim),
+        (
+            "token embeddings of {} channels",
+            spec.target_dim if spec.reads_target else dim,
+            target.embed_dim or target.dim,
+        ),
     ]
     if spec.owns_head and not spec.has_vocab_map:
         sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
@@ -365,6 +380,11 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
                 f"{FLAG} {folder}: made for a model with {what.format(own)}, {architecture} has "
                 f"{others}; a head that was made for this model works"
             )
+    if spec.reads_target and -1 in read_layers(spec, target.blocks):
+        raise ConfigError(
+            f"{FLAG} {folder}: reads keys and values of another shape than those of "
+            f"{architecture}; a head that was made for this model works"
+        )
     count = len(target.blocks)
     layers = tapped_layers(spec, count)
     if any(not -1 <= layer < count for layer in layers):

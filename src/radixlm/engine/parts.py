@@ -40,6 +40,7 @@ from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
+from radixlm.executor.reading_drafter import ReadingDrafter
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.memory.pages import PageAllocator
@@ -50,6 +51,7 @@ from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
+from radixlm.models.reading_draft import ReadingDraft
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
@@ -131,7 +133,7 @@ def make_runner(
         parts.adapters,
         parts.commands,
         _drafter(
-            parts.draft, tables, limits, pools.sizes.num_full + 1, topology_of(config).attn_dp
+            parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
         ),
         parts.recorder,
         _followers(device, parts.ranks),
@@ -170,11 +172,21 @@ def _followers(device: Device, ranks: Ranks) -> Group | None:
 
 
 def _drafter(
-    draft: LoadedDraft | None, tables: DeviceTables, limits: Limits, num_pages: int, num_groups: int
-) -> ModelDrafter | None:
+    parts: EngineParts,
+    tables: DeviceTables,
+    limits: Limits,
+    spaces: tuple[int, ...],
+    num_pages: int,
+    num_groups: int,
+) -> ModelDrafter | ReadingDrafter | None:
     """``num_pages``: of each of the groups of data-parallel attention."""
+    draft = parts.draft
     if draft is None or not limits.max_drafts:
         return None
+    if isinstance(draft.net, ReadingDraft):
+        return ReadingDrafter(
+            draft.net, parts.attn, tables, spaces, limits.page_size, draft.num_ids
+        )
     groups = ONE_GROUP
     if num_groups > 1:
         groups = PageGroups(tables.num_slots // num_groups, num_pages)

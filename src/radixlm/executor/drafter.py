@@ -9,6 +9,7 @@ Legend: S sequences, T tokens, R rows (items that emit), K drafted tokens, N hid
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
@@ -25,6 +26,10 @@ from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import Int32Array, Items, PageCopy
+
+log = logging.getLogger(__name__)
+
+MIN_ROUNDS = 256  # verifications after which a draft model is judged
 
 
 class StepTail:
@@ -103,6 +108,28 @@ class DeviceProposals(Record, eq=False):
     tokens_RK: Tensor
     survival_RK: Tensor
     parents_RK: Tensor | None = None
+
+
+class FitWatch:
+    """Warns once of a draft model that does not fit its target."""
+
+    def __init__(self) -> None:
+        self._num_rounds = self._num_accepted = 0
+
+    def count(self, tail: StepTail) -> None:
+        """Note the drafts that a step verified."""
+        drafts = tail.items.drafts
+        if drafts is None or self._num_rounds > MIN_ROUNDS:
+            return
+        self._num_rounds += int(np.count_nonzero(drafts.lens))
+        self._num_accepted += int(tail.num_accepted_R.sum())
+        if self._num_rounds > MIN_ROUNDS > 10 * self._num_accepted:
+            log.warning(
+                "the draft model does not fit: %d drafted tokens were accepted in %d steps; one "
+                "that was made for this model is right more often",
+                self._num_accepted,
+                self._num_rounds,
+            )
 
 
 class DeviceDrafter(Protocol):

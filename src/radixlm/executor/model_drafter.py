@@ -12,7 +12,6 @@ states, D of the draft's, V vocabulary.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
 from radixlm.executor.draft_trees import DraftTrees
-from radixlm.executor.drafter import DeviceProposals, StepTail
+from radixlm.executor.drafter import DeviceProposals, FitWatch, StepTail
 from radixlm.pools.pool import KvPool
 from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import ForwardBatch
@@ -35,12 +34,8 @@ from radixlm.step.plan import Int32Array, Items, PageCopy
 if TYPE_CHECKING:
     from radixlm.models.drafts import DraftModel, DraftOutput, StandaloneDraft
 
-log = logging.getLogger(__name__)
-
 # tokens that wait for their entries at most; fewer where their hidden states are wide
 MIN_WAITING, MAX_WAITING, MAX_WAITING_FLOATS = 256, 4096, 1 << 24
-MIN_ROUNDS = 256  # verifications after which a draft model is judged
-
 
 ONE_GROUP = PageGroups()
 
@@ -99,7 +94,7 @@ class ModelDrafter:
         self.hidden = net.needs
         self.pools: Sequence[KvPool] = [pool for _, one in self._modules for pool in one.pools]
         self._entries = DraftEntries(tables, page_size, self.hidden is not None, groups)
-        self._num_rounds = self._num_accepted = 0
+        self._fit = FitWatch()
         self._trees: DraftTrees | None = None
         if tree is not None:
             assert not later, "a tree needs one module"
@@ -141,7 +136,7 @@ class ModelDrafter:
             assert hidden_TN is not None, "the target leaves no hidden states"
             if not self._tables.is_shared:  # a graph writes them anew
                 hidden_TN = hidden_TN.clone()
-        self._count(tail)
+        self._fit.count(tail)
         width = 1 if hidden_TN is None else hidden_TN.shape[1]
         if entries.num_tokens > max(MIN_WAITING, min(MAX_WAITING, MAX_WAITING_FLOATS // width)):
             self._write(None)
@@ -150,21 +145,6 @@ class ModelDrafter:
     def skip(self, items: Items) -> None:
         """The tokens of this step get no entries."""
         self._entries.skip(items)
-
-    def _count(self, tail: StepTail) -> None:
-        """Warn once of a draft model that does not fit its target."""
-        drafts = tail.items.drafts
-        if drafts is None or self._num_rounds > MIN_ROUNDS:
-            return
-        self._num_rounds += int(np.count_nonzero(drafts.lens))
-        self._num_accepted += int(tail.num_accepted_R.sum())
-        if self._num_rounds > MIN_ROUNDS > 10 * self._num_accepted:
-            log.warning(
-                "the draft model does not fit: %d drafted tokens were accepted in %d steps; one "
-                "that was made for this model is right more often",
-                self._num_accepted,
-                self._num_rounds,
-            )
 
     # ---- entries and proposals -----------------------------------------------------------------
 

@@ -57,7 +57,9 @@ class LatentAttentionLayer(Module):
         context: LayerContext,
         rope: int,
         pool: tuple[int, int],
+        out_dim: int = 0,
     ) -> None:
+        """``out_dim``: the output's channels where they are not the input's."""
         cut, whole = latent_heads(spec, context), spec
         if cut.heads:
             spec = replace(whole, heads=cut.own[1] - cut.own[0])
@@ -78,8 +80,8 @@ class LatentAttentionLayer(Module):
         self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
         self.kv_b = UpProjection(spec, cut.place(spec.nope_dim + spec.v_dim), num_heads, context)
         width = num_heads * spec.v_dim
-        after = context.after(cut.inputs(spec.v_dim), width, dim)
-        self.o = context.linear(width, dim, spec.bias, Shard(1), place=after)
+        after = context.after(cut.inputs(spec.v_dim), width, out_dim or dim)
+        self.o = context.linear(width, out_dim or dim, spec.bias, Shard(1), place=after)
         if spec.rope_norm is not None:
             self.k_rope_norm = NormLayer(spec.rope_norm, (spec.rope_dim,), kernels, device)
         if spec.sinks:

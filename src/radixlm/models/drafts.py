@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers
-from radixlm.arch.spec import Attention
+from radixlm.arch.spec import Attention, LatentAttention
 from radixlm.base.record import Record, replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.latent import LatentAttentionLayer
 from radixlm.layers.mixers import emit_mixer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -75,7 +76,8 @@ class DraftInputs(Module):
         if count > 1:
             self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
         elif spec.is_projected:
-            self.join = context.linear(2 * dim, dim, spec.join_bias)
+            read = spec.target_dim if spec.reads_target else dim
+            self.join = context.linear(2 * read, dim, spec.join_bias)
         if spec.taps:
             width = spec.taps * (spec.target_dim or dim)
             self.taps = context.linear(width, dim)
@@ -94,12 +96,17 @@ class JointBlock(BlockLayer):
     """A block whose attention reads embedding and hidden state side by side. ``wide_TJ`` [T, 3 D]
     of the step: both as the attention reads them, then the residual."""
 
-    mixer: AttentionLayer
+    mixer: AttentionLayer | LatentAttentionLayer
 
     def widen(self, dim: int, context: LayerContext, rope: int, place: tuple[int, int]) -> None:
         """Replace the attention by one that reads 2 D channels."""
-        assert isinstance(self.spec.mixer, Attention), "no published head has another mixer"
-        self.mixer = AttentionLayer(self.spec.mixer, 2 * dim, context, rope, place, dim)
+        match self.spec.mixer:
+            case Attention() as spec:
+                self.mixer = AttentionLayer(spec, 2 * dim, context, rope, place, dim)
+            case LatentAttention() as spec:
+                self.mixer = LatentAttentionLayer(spec, 2 * dim, context, rope, place, dim)
+            case other:
+                raise AssertionError(f"no published head has {other}")
 
     def run_deferred(
         self,
@@ -137,6 +144,7 @@ class DraftModel(DecoderModel):
     """A module of a ``Draft`` record; ``bind`` lends it the token table and the head of its target,
     where it has none, once both are loaded."""
 
+    inputs_kind: type[DraftInputs] = DraftInputs
     needs: HiddenNeeds | None
     _make_logits: Callable[[Tensor], Tensor]
     target_ids_V: Tensor | None  # int64: the target's token of each of the draft's; None: the same
@@ -163,7 +171,7 @@ class DraftModel(DecoderModel):
             del self.head
         if not spec.decoder.norm.affine:
             del self.norm
-        self.draft = DraftInputs(spec, context)
+        self.draft = self.inputs_kind(spec, context)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         if layer or self.spec.is_projected:

@@ -8,6 +8,7 @@ from typing import Any
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
+from radixlm.text.tokenizer_json import added, bpe, byte_level, merges_of, with_bos
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -50,7 +51,6 @@ _SPLITS: Mapping[str, _PreTokenizer] = {
 }
 _CONTROL, _USER, _BYTE = 3, 4, 6  # token types
 _SPACE = "\u2581"
-_LONGEST = 512  # characters of a token that is merged of others
 
 
 def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]] | None:
@@ -70,13 +70,15 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
         model = _sentencepiece(get, tokens, types)
     else:
         raise _unsupported(source, f"tokenizer.ggml.model {kind!r:.40}")
-    added = [_added(i, tokens[i], t) for i, t in enumerate(types) if t in (_CONTROL, _USER)]
+    further = [
+        added(i, tokens[i], t == _CONTROL) for i, t in enumerate(types) if t in (_CONTROL, _USER)
+    ]
     bos = get.token("bos", tokens)
     pre = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), _GPT2)
     usual = kind == "llama" or pre.adds_bos
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", usual)
     if bos is not None and adds_bos:
-        model["post_processor"] = _with_bos(bos, tokens.index(bos), model["post_processor"])
+        model["post_processor"] = with_bos(bos, tokens.index(bos), model["post_processor"])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -86,7 +88,7 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
         "pad_token": get.token("padding", tokens),
         "chat_template": metadata.get("tokenizer.chat_template"),
     }
-    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": further}
     named = {key: value for key, value in config.items() if value is not None}
     return {"tokenizer.json": base | model, "tokenizer_config.json": named}
 
@@ -96,22 +98,10 @@ def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
     if pre not in _SPLITS:
         raise _unsupported(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
     how = _SPLITS[pre]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    splitter: dict[str, Any] = {**byte_level, "use_regex": how.then_gpt2}
-    if how.pattern:
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": how.pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        splitter = {"type": "Sequence", "pretokenizers": [split, splitter]}
     return {
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
-        "pre_tokenizer": splitter,
-        "post_processor": {**byte_level, "use_regex": False},
-        "decoder": {**byte_level, "use_regex": True},
-        "model": _bpe(tokens, get.texts("merges"), ignore_merges=how.is_whole_first),
+        **byte_level(how.pattern, how.then_gpt2),
+        "model": bpe(tokens, get.texts("merges"), ignore_merges=how.is_whole_first),
     }
 
 
@@ -125,7 +115,7 @@ def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) ->
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if adds_space else []
     steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
-    model = _bpe(tokens, _merges(tokens, scores), unk=get.token("unknown", tokens))
+    model = bpe(tokens, merges_of(tokens, scores), unk=get.token("unknown", tokens))
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
@@ -133,59 +123,6 @@ def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) ->
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": model | {"byte_fallback": _BYTE in types, "fuse_unk": True},
     }
-
-
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[str]:
-    """Every way to merge two tokens into a third, the best score first."""
-    place = {token: i for i, token in enumerate(tokens)}
-    merges: list[tuple[float, int, int, str]] = []
-    for token, score in zip(tokens, scores, strict=True):
-        for cut in range(1, len(token) if len(token) <= _LONGEST else 0):
-            left, right = place.get(token[:cut]), place.get(token[cut:])
-            if left is not None and right is not None:
-                merges.append((-score, left, right, f"{token[:cut]} {token[cut:]}"))
-    return [merge for *_, merge in sorted(merges)]
-
-
-def _bpe(
-    tokens: Sequence[str],
-    merges: Sequence[str],
-    unk: str | None = None,
-    ignore_merges: bool = False,
-) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": unk,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": ignore_merges,
-        "vocab": {token: i for i, token in enumerate(tokens)},
-        "merges": [merge.split(" ", 1) for merge in merges],
-    }
-
-
-def _added(index: int, token: str, kind: int) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, **flags, "special": kind == _CONTROL}
-
-
-def _with_bos(bos: str, index: int, after: Mapping[str, Any] | None) -> dict[str, Any]:
-    def ahead(sequence: str) -> list[dict[str, Any]]:
-        return [
-            {"SpecialToken": {"id": bos, "type_id": 0}},
-            {"Sequence": {"id": sequence, "type_id": 0}},
-        ]
-
-    template = {
-        "type": "TemplateProcessing",
-        "single": ahead("A"),
-        "pair": ahead("A") + ahead("B"),
-        "special_tokens": {bos: {"id": bos, "ids": [index], "tokens": [bos]}},
-    }
-    return template if after is None else {"type": "Sequence", "processors": [after, template]}
 
 
 def _unsupported(source: str, what: str) -> CheckpointError:

@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
-from radixlm.base.lazy import require_transformers
+from radixlm.base.lazy import load, require_transformers
 from radixlm.text.normalizer import MAX_GROWTH, growth, has_repeated_groups
 from radixlm.text.token_bytes import Decoder
 
@@ -248,7 +248,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder (or of one .gguf file).
 
-    ``mode`` "auto" reads tokenizer.json; "slow", or a folder without that file, uses transformers.
+    ``mode`` "auto" reads tokenizer.json, else Mistral's tekken.json; "slow", or a folder without
+    these files, uses transformers.
     ConfigError: unknown mode or a missing package; CheckpointError: missing or broken files.
     """
     folder = Path(folder)
@@ -269,6 +270,12 @@ def _load(folder: Path, mode: str, trust_remote_code: bool, config: Mapping[str,
         backend: Backend = _complete(_read_backend(file), config)
     elif (problem := folder / TOKENIZER_PROBLEM).is_file():
         raise CheckpointError(str(json.loads(problem.read_bytes())))
+    elif mode == "auto" and (file := folder / "tekken.json").is_file():
+        files = load("radixlm.text.tekken:tekken_files")(_read_json(file), str(file))
+        config = {**files["tokenizer_config.json"], **config}
+        backend = _complete(
+            tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"])), config
+        )
     else:
         backend, named = _load_with_transformers(folder, mode, trust_remote_code)
         config = {**config, **named}

@@ -6,6 +6,8 @@
                               two, or e4m3 divided by X.weight_global_scale (NVFP4)
     X.weight (uint8)          ModelOpt: X.weight_scale e4m3 times X.weight_scale_2; inputs times
                               X.pre_quant_scale [I] where there is one
+    X (uint8)                 the same of Llama 4's experts, with the outputs last: [experts,
+                              I / 2, O]; X_weight_scale [experts, G, O] and X_weight_scale_2
     X.weight (int8)           DeepSeek V4: X.scale, powers of two (e8m0)
 
 Legend: O outputs, I inputs, G groups of 16 or 32 inputs that share a scale.
@@ -21,7 +23,7 @@ from radixlm.base.lazy import load
 from radixlm.kernels.ops.quantized import FP4_GROUPS
 from radixlm.quant.fp4 import Fp4Quant, MixedQuant
 from radixlm.quant.quantized_weight import QuantizedWeight
-from radixlm.weights.parts_source import PartsSource, find_parts
+from radixlm.weights.parts_source import Parts, PartsSource, find_parts
 from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ _PARTS = (
     *("weight_packed", "weight", "weight_scale", "weight_scale_2", "weight_global_scale"),
     *("scale", _PRE),
 )
-_VALUES = ("blocks", "weight_packed", "weight")  # at most one of them is there
+# at most one of them is there
+_VALUES = ("blocks", "outputs_last", "weight_packed", "weight")
 
 
 def open_mixed(inner: TensorSource, quant: MixedQuant, dtype: torch.dtype) -> TensorSource:
@@ -53,7 +56,7 @@ class Fp4Source(PartsSource):
                 weight = stem if stem.endswith(".weight") else name
                 scales = {"scales": stem + _SCALES} if stem + _SCALES in inner.sizes() else {}
                 parts[weight] = {"blocks": name} | scales
-        super().__init__(inner, parts, dtype)
+        super().__init__(inner, parts | _with_outputs_last(inner), dtype)
         log.info("%s: %d weights in floats of 4 bits", quant.method, len(parts))
 
     def weight(self, name: str) -> Tensor:
@@ -63,9 +66,10 @@ class Fp4Source(PartsSource):
         out = torch.empty(values.shape, dtype=self._dtype)
         for expert, (codes, scales) in enumerate(zip(values, scale, strict=True)):
             out[expert] = _dequantize(codes, scales, self._dtype)  # one at a time: less memory
-        return out
+        return out.transpose(1, 2) if "outputs_last" in self._parts[name] else out
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """Inputs are last, however they are stored."""
         if name not in self._parts:
             return self.inner.read_quantized(name)
         values, scale = self._values(name)
@@ -101,6 +105,8 @@ class Fp4Source(PartsSource):
             packed = packed.flatten(-2)
         else:
             scale = self._scale(name)
+        if stored == "outputs_last" and packed.ndim == scale.ndim == 3:
+            packed, scale = packed.transpose(1, 2), scale.transpose(1, 2)
         if packed.ndim not in (2, 3) or scale.shape[:-1] != packed.shape[:-1]:
             raise ValueError(f"{where} {list(packed.shape)} has scales {list(scale.shape)}")
         num_in, num_groups = 2 * packed.shape[-1], scale.shape[-1]
@@ -125,6 +131,16 @@ class Fp4Source(PartsSource):
         if number.numel() != 1 or not number.is_floating_point():
             raise ValueError(f"{self._parts[name][part]} is {list(number.shape)}, not one number")
         return number.float().reshape(())
+
+
+def _with_outputs_last(inner: TensorSource) -> Parts:
+    parts: Parts = {}
+    for name in inner.sizes():
+        found = {"weight_scale": f"{name}_weight_scale", "weight_scale_2": f"{name}_weight_scale_2"}
+        found = {part: other for part, other in found.items() if other in inner.sizes()}
+        if "weight_scale" in found and inner.dtype(name) == torch.uint8:
+            parts[name] = {"outputs_last": name} | found
+    return parts
 
 
 def powers_of_two(scale: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
-from radixlm.arch.recipes import ROW_ORDERS
+from radixlm.arch.recipes import ROW_ORDERS, transposed
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
@@ -179,6 +179,9 @@ class CheckpointReader(ParamReader):
 
     def _whole_quantized(self, path: str) -> QuantizedWeight | None:
         mapping, source = self._mappings[path], self._source
+        if mapping.recipe is transposed and len(names := mapping.names()) == 1:
+            stacked = source.read_quantized(names[0])  # experts, whose inputs are last already
+            return None if stacked is None or stacked.values_OI.ndim != 3 else stacked
         recipe = mapping.recipe if mapping.recipe in ROW_ORDERS else None
         if mapping.recipe != recipe or not all(map(source.is_quantized, mapping.names())):
             return None

@@ -1,17 +1,18 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, Bailing,
-LongCat, Nemotron-H, Qwen3-Next, Qwen4Exp and Step checkpoints."""
+multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, MiniMax M3,
+Bailing, LongCat, Nemotron-H, Qwen3, Qwen4Exp and Step checkpoints; assistants of Gemma 4."""
 
 from typing import Any, NoReturn
 
 from radixlm.arch.config import Config
 from radixlm.arch.draft import STEP, Draft, renamed
-from radixlm.arch.families.builders import activation, mlp, rms
+from radixlm.arch.families.builders import activation, build_decoder, mlp, rms
 from radixlm.arch.families.deepseek import latent
+from radixlm.arch.families.gemma import gemma4, gemma4_unified
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.qwen import qwen2, qwen3
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
-from radixlm.arch.registry import DRAFTS, MTP_LAYERS, family_function, find
+from radixlm.arch.registry import DRAFTS, MTP_LAYERS, family_function, find, predicted
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Norm
 from radixlm.base.record import replace
 
@@ -72,12 +73,7 @@ def _count(c: Config) -> int:
 
 def _target(c: Config) -> Decoder:
     """The target model, described by its own family."""
-    if c.architecture in MTP_LAYERS:
-        return find(c.architecture)(c)
-    row = DRAFTS[c.architecture]
-    targets = [name for name, other in MTP_LAYERS.items() if other == row]
-    alike = [name for name in targets if c.architecture.startswith(name)]
-    return find((alike or targets)[0])(c)
+    return find(predicted(c.architecture))(c)
 
 
 def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
@@ -131,6 +127,17 @@ def glm5_next(c: Config) -> Draft:
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "shared_head.norm")
     module = replace(decoder, names=names, streams=None)
     return _normed(c, module, _count(c), c.num_hidden_layers)
+
+
+def minimax_m3(c: Config) -> Draft:
+    """Layers with experts that read the blocks an indexer chooses."""
+    one: dict[str, Any] = {"num_hidden_layers": 1, "layer_types": ["minimax_m3_sparse"]}
+    decoder, at = _target(c.replace(**one, mlp_layer_types=["sparse"])), f"model.mtp.layers.{STEP}."
+    names = _joint(decoder, at + "transformer_layer.", at, _NEXT_N, norm=at + "final_layernorm")
+    count, norm = c.get("num_mtp_modules", int(c.architecture in DRAFTS)), decoder.norm
+    fields: dict[str, Any] = {"before_norm": True, "passes_normed": False, "blanks_first": True}
+    module = replace(decoder, names=names)
+    return Draft(module, count, embed_norm=norm, hidden_norm=norm, **fields)
 
 
 def dots3_note(c: Config) -> Draft:
@@ -323,6 +330,35 @@ def longcat(c: Config) -> Draft:
     return _normed(c, _module(decoder, block, names), _count(c))
 
 
+def gemma4_assistant(c: Config) -> Draft:
+    return _reading(c, gemma4(c.replace(num_kv_shared_layers=0)))
+
+
+def gemma4_unified_assistant(c: Config) -> Draft:
+    return _reading(c, gemma4_unified(c.replace(num_kv_shared_layers=0)))
+
+
+def _reading(c: Config, decoder: Decoder) -> Draft:
+    """Layers that read the keys and values of Gemma 4, and a table of their own as the head."""
+    blocks = []
+    for block in decoder.blocks:
+        mixer = block.mixer
+        assert isinstance(mixer, Attention) and mixer.extras is not None
+        extras = replace(mixer.extras, kv_from=-1, k_is_v=False)
+        blocks.append(replace(block, mixer=replace(mixer, extras=extras)))
+    parts = {"join": "pre_projection", "back": "post_projection", "table": "model.embed_tokens"}
+    parts |= {role: "masked_embedding." + role for role in ("centroids", "token_ordering")}
+    names = {**decoder.names, "head": AnyOf("lm_head", "model.embed_tokens")}
+    names |= {f"draft.{role}": name for role, name in parts.items()}
+    has_clusters, clusters = bool(c.get("use_ordered_embeddings")), (0, 0)
+    if has_clusters:
+        clusters = c.get("num_centroids", 2048), c.get("centroid_intermediate_top_k", 32)
+    module = replace(decoder, blocks=tuple(blocks), names=names, logit_softcap=0.0, tied=False)
+    target_dim = c.get("backbone_hidden_size", 1536)
+    return Draft(module, target_dim=target_dim, owns_head=not has_clusters, reads_target=True,
+                 clusters=clusters)  # fmt: skip
+
+
 def _eagle(c: Config, decoder: Decoder) -> Draft:
     """The first block has no norm before its attention; there is no final norm."""
     names = _moved(decoder, "layers.{i}.", draft_join="fc")
@@ -345,9 +381,17 @@ def qwen2_eagle(c: Config) -> Draft:
 
 
 def llama_eagle3(c: Config) -> Draft:
+    return _eagle3(c, qwen3(c) if c.get("model_type") == "qwen3" else llama(c))
+
+
+def deepseek_eagle3(c: Config) -> Draft:
+    """Latent attention and dense layers."""
+    return _eagle3(c, build_decoder(c, latent(c, interleaved=True)))
+
+
+def _eagle3(c: Config, decoder: Decoder) -> Draft:
     """A block that reads the concatenated inputs, and hidden states of some target layers. Its
     head has a smaller vocabulary, or is the target's (``draft_vocab_size`` null)."""
-    decoder = qwen3(c) if c.get("model_type") == "qwen3" else llama(c)
     first, *rest = decoder.blocks
     layers, size = _eagle3_taps(c)
     vocab = c.get("draft_vocab_size", c.vocab_size)

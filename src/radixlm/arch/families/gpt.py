@@ -267,22 +267,27 @@ def gpt_oss(c: Config) -> Decoder:
 _EXPERTS = LAYER + "mlp.experts."
 _EXPERT = _EXPERTS + "{e}."
 _GPT_OSS: Names = {
-    "moe.router": LAYER + "mlp.router",
+    "moe.router": AnyOf(LAYER + "mlp.router", LAYER + "mlp.router.linear"),
     "moe.up": AnyOf(
         Named((_EXPERTS + "gate_up_proj_blocks",), interleaved_middle),  # MXFP4
         Named((_EXPERTS + "gate_up_proj",), interleaved_transposed),
         Named((_EXPERT + "gate_up_proj",), interleaved_middle),  # Quark
+        Named((_EXPERTS + "gate_up_projs.{e}",), interleaved_middle),  # Unsloth
         (_EXPERT + "gate_proj", _EXPERT + "up_proj"),
     ),
     "moe.down": AnyOf(
         _EXPERTS + "down_proj_blocks",
         Named((_EXPERTS + "down_proj",), transposed),
         _EXPERT + "down_proj",
+        _EXPERTS + "down_projs.{e}",
     ),
     "moe.up_bias": AnyOf(
         Named((_EXPERTS + "gate_up_proj_bias",), interleaved),
         Named((_EXPERT + "gate_up_proj.bias",), interleaved),
+        Named((_EXPERTS + "gate_up_projs.{e}.bias",), interleaved),
         (_EXPERT + "gate_proj.bias", _EXPERT + "up_proj.bias"),
     ),
-    "moe.down_bias": AnyOf(_EXPERTS + "down_proj_bias", _EXPERT + "down_proj.bias"),
+    "moe.down_bias": AnyOf(
+        _EXPERTS + "down_proj_bias", _EXPERT + "down_proj.bias", _EXPERTS + "down_projs.{e}.bias"
+    ),
 }
