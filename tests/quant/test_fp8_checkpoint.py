@@ -219,6 +219,9 @@ def test_options_with_a_quantized_checkpoint() -> None:
         assert isinstance(scheme, PrequantizedFp8Scheme) and scheme.head_fmt == ""
         assert (scheme.fmt(256), scheme.fmt(200)) == ("fp8-128", "fp8")
     assert make_scheme("int8wo", "", quant).fmt(256) == "int8wo"
+    assert (
+        make_scheme("mxfp8").fmt(256) == "fp8" and make_scheme("quark_mxfp4").fmt(256) == "fp4-32"
+    )
     assert make_scheme("fp8").fmt(256) == make_scheme(None, "fp8dq-per_row").fmt(256) == "fp8"
     with pytest.raises(
         ConfigError, match="is not quantized with fp8 or fbgemm_fp8 or mxfp8 or modelopt"

@@ -64,7 +64,8 @@ def load_model(
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in MXFP4:
         raise ConfigError(
-            "--quantization mxfp4 quantizes floats on a CPU only; int4wo-32 works on a GPU"
+            f"--quantization {config.model.quantization} quantizes floats on a CPU only; int4wo-32 "
+            "works on a GPU"
         )
     model = build_model(
         info.decoder,
