@@ -64,7 +64,8 @@ def offered() -> dict[str, set[str]]:
             extra = {"le"} if suffix == "_bucket" else set()
             found[one._name + suffix] = set(one._labelnames) | extra
     for name in COUNTERS:
-        found[full_name(name)] = set(labels)
+        name, has_mode, _ = name.partition(" ")
+        found[full_name(name)] = set(labels) | ({"mode"} if has_mode else set())
     for family in RouterMetrics()._families:
         kind = "histogram"
         if isinstance(family, Counter | Gauge):

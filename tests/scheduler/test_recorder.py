@@ -51,6 +51,9 @@ def test_a_preempted_request_is_told_of() -> None:
     count = bench.scheduler.planner.num_retracted
     assert count == sum(m[1] == "retracted" for m in told) == sum(column(ring, "retracted")) > 0
     victim = next(m for m in told if m[1] == "retracted")
+    load = bench.scheduler.load(bench.scheduler.clock())
+    assert load.num_prefilled == sum(column(ring, "prefill_tokens")) > 0
+    assert load.num_generated == 6 * 40
     later = [m for m in told[told.index(victim) + 1 :] if m[0] == victim[0]]
     assert later[0][1] == "prefill" and later[0][2] >= victim[2]
     evicted = bench.kv_manager.prefix_cache.num_evicted

@@ -105,9 +105,13 @@ PAIR_GAUGES: dict[str, str] = {
     "radixlm:kv_digest_failures": "Pages whose checksum was wrong.",
 }
 """Of prefill and decode servers."""
+REALTIME = "Tokens while they are computed: of prompts, found in the prefix cache, generated."
 COUNTERS: dict[str, str] = {
     "num_retracted_requests_total": "Retractions: requests that gave their cache back.",
     "evicted_tokens_total": "Tokens that the prefix cache gave up.",
+    "realtime_tokens_total prefill_compute": REALTIME,
+    "realtime_tokens_total prefill_cache": REALTIME,
+    "realtime_tokens_total decode": REALTIME,
     "num_grammar_total": "Requests with a grammar.",
     "num_grammar_cache_hit_total": "Those whose grammar had been compiled before.",
     "num_grammar_aborted_total": "Those whose grammar could not be compiled.",
@@ -123,6 +127,7 @@ COUNTERS: dict[str, str] = {
     "radixlm:spec_draft_steps_total": "Steps that verified drafts.",
     "radixlm:spec_draft_seconds_total": "Seconds of drafting on the host.",
 }
+"""What follows a space is the label ``mode``."""
 """What engines count since their start."""
 DRAFT_COUNTERS: dict[str, str] = {
     "num_rounds": "spec_verify_calls_total",
@@ -226,12 +231,16 @@ class Totals:
             self._now[name] = total
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        for name, now in self._now.items():
-            family = CounterMetricFamily(
-                full_name(name), COUNTERS[name], labels=tuple(self._labels)
-            )
-            family.add_metric(tuple(self._labels.values()), self._before.get(name, 0.0) + now)
-            yield family
+        families: dict[str, CounterMetricFamily] = {}
+        for counter, now in self._now.items():
+            name, _, mode = counter.partition(" ")
+            labels = {**self._labels, "mode": mode} if mode else self._labels
+            if name not in families:
+                text, names = COUNTERS[counter], tuple(labels)
+                families[name] = CounterMetricFamily(full_name(name), text, labels=names)
+            total = self._before.get(counter, 0.0) + now
+            families[name].add_metric(tuple(labels.values()), total)
+        return families.values()
 
 
 def full_name(name: str) -> str:

@@ -43,6 +43,7 @@ class StepRecorder:
         first, *self._other_parts = planner.kv_manager.parts
         self._pages, self._cache = first.pages, first.prefix_cache
         self.moments: list[Moment] = []
+        self.num_prefilled = 0  # prompt tokens since the start
 
     def announce(self, plan: StepPlan, now_s: float) -> bool:
         """Before a step that takes long, note the prompts that it computes; whether it is one."""
@@ -78,6 +79,7 @@ class StepRecorder:
         model_s = model_s or planned_s
         if items.prefills:
             num_tokens = sum(item.count for item in items.prefills)
+            self.num_prefilled += num_tokens
             self.moments += [
                 (item.rid, "prefill", planned_s, now_s, item.count, item.start)
                 for item in items.prefills

@@ -164,7 +164,7 @@ FIELDS: tuple[Field, ...] = (
     # which cached prefixes are evicted first: the tree keeps those that were used last
     *_ignored("generate openai responses", str, "session_id"),
     *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
-    *_ignored("responses", Any, "access_programs background_options"),
+    *_ignored("responses", Any, "access_programs background_options client_metadata"),
     *_ignored("responses", dict[str, Any], "stream_options"),
     *_ignored(_ANTHROPIC, Any, "cache_control speed billing_policy betas"),
     *_ignored("count_tokens", Any, "mcp_servers compaction"),

@@ -101,8 +101,9 @@ class PageCounts(msgspec.Struct, omit_defaults=True):
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
-    memory that its engine has given back. ``tiers``: figures of
-    features: of pages that arrive (``engine/features/page_arrivals.py``), of grammars."""
+    memory that its engine has given back. ``num_prefilled``: prompt tokens computed since the
+    start, ``num_hits``: found in the prefix cache. ``tiers``: figures of features: of pages that
+    arrive (``engine/features/page_arrivals.py``), of grammars."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -112,6 +113,9 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     cache_hit_rate: float = 0.0
     num_evicted_tokens: int = 0
     num_retracted: int = 0
+    num_prefilled: int = 0
+    num_hits: int = 0
+    num_generated: int = 0
     num_paused: int = 0
     is_paused: bool = False
     released: tuple[str, ...] = ()

@@ -243,12 +243,12 @@ async def test_ollama_chat_generate_and_list(llama: ollama.AsyncClient) -> None:
     assert "".join(part.message.content or "" for part in parts).strip() == "I will add."
     (calls,) = [part.message.tool_calls for part in parts if part.message.tool_calls]
     assert calls[0].function.name == "add" and calls[0].function.arguments == {"a": 1, "b": 2}
-    text = await llama.generate("tiny", "forever", options={"num_predict": 4, "num_ctx": 9})
+    text = await llama.generate("tiny:latest", "forever", options={"num_predict": 4, "num_ctx": 9})
     assert text.eval_count == 4 and text.done_reason == "length"
     listed = await llama.list()
-    assert [model.model for model in listed.models] == ["tiny"]
+    assert [model.model for model in listed.models] == ["tiny:latest"]
     assert re.fullmatch("[0-9a-f]{64}", listed.models[0].digest or "")  # Ollama's CLI cuts it
-    shown = await llama.show("tiny")
+    shown = await llama.show("tiny:latest")
     assert "tools" in (shown.capabilities or [])
 
 

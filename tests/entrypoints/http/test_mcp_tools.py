@@ -170,7 +170,6 @@ async def test_a_request_names_the_operators_servers_only(
         wrong = [
             (tool("other"), "tools[0].server_label"),
             (tool(server_url="http://127.0.0.1:1/mcp"), "tools[0].server_label"),
-            ({"type": "code_interpreter", "container": {"type": "auto"}}, "tools[0].type"),
             (tool(require_approval="always"), "tools[0].require_approval"),
             (tool(allowed_tools="add"), "tools[0].allowed_tools"),
         ]

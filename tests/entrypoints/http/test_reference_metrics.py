@@ -116,7 +116,6 @@ MISSING_NEWER = {
         (
             "decode_sum_seq_lens",
             "forward_execution_seconds_total",
-            "realtime_tokens_total",
             "per_stage_req_latency_seconds",
             "num_retracted_input_tokens_total",
             "num_retracted_output_tokens_total",
@@ -179,6 +178,8 @@ async def test_a_server_serves_them(toy_folder: Any) -> None:
         found = exposed(text)
         kinds = dict(re.findall(r"# TYPE sglang:(\S+) (\S+)", text))
         assert {kinds[name] for name in COUNTERS if name in kinds} == {"counter"}
+        modes = re.findall(r'^sglang:realtime_tokens_total\{.*mode="(\w+)"', text, re.MULTILINE)
+        assert sorted(modes) == ["decode", "prefill_cache", "prefill_compute"]
     missing = {name for name in (*REFERENCE, *NEWER) if name not in found}
     assert missing <= {*MISSING, *MISSING_NEWER, *PAIR_GAUGES, *COUNTERS}
 

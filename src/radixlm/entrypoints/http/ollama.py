@@ -335,8 +335,7 @@ def _models(state: ServerState) -> list[dict[str, Any]]:
     weights = state.intake.engine_facts.get("weight_bytes", 0)
     modified = datetime.fromtimestamp(state.started_s, UTC).isoformat()
     model = {
-        "name": state.model_name,
-        "model": state.model_name,
+        **_names(state.model_name),
         "modified_at": modified,
         "size": weights,
         "size_vram": 0,
@@ -347,11 +346,17 @@ def _models(state: ServerState) -> list[dict[str, Any]]:
     details = model["details"] | {"parent_model": state.model_name}
     adapters = [
         model
-        | {"name": one.name, "model": one.name, "size": one.num_bytes, "details": details}
+        | {**_names(one.name), "size": one.num_bytes, "details": details}
         | {"digest": _digest(state, one.name)}
         for one in state.intake.adapters.entries
     ]
     return [model, *adapters]
+
+
+def _names(name: str) -> dict[str, str]:
+    """A model's name in a list, where Ollama's have a tag: Open WebUI looks for one with a tag."""
+    tagged = name if ":" in name else f"{name}:latest"
+    return {"name": tagged, "model": tagged}
 
 
 def _digest(state: ServerState, name: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -25,19 +26,22 @@ NO_DESCRIPTOR = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
+FRAMING = (b"content-length", b"transfer-encoding")
 SWEEP_TICKS = 10  # uvicorn ticks ten times a second
 
 
 class Http(HttpToolsProtocol):
     """One connection. It answers headers over the limit with a 400 instead of collecting them, and
-    knows how long it has waited for its client. It is refused if it has one of the last
-    descriptors."""
+    knows how long it has waited for its client. It ignores offers to upgrade. It is refused if it
+    has one of the last descriptors."""
 
     num_refused: ClassVar[int] = 0  # connections for which no descriptor was left
     _num_header_bytes = 0
     _num_begun_bytes = 0  # of headers that are not complete
     _awaits_since_s = 0.0  # since when the rest of a request is awaited; 0: it is not
     _has_headers = _has_host = False
+    _framing = b""  # the headers that tell the length of a body before which the parser stops
+    _is_replaying = False  # a new parser reads them
     _unread_since_s = 0.0  # since when the client has read nothing; 0: it reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,31 +57,74 @@ class Http(HttpToolsProtocol):
         if self._awaits_since_s and self._has_headers:
             self._awaits_since_s = time.monotonic()  # a body may take long while it arrives
         was_in_headers = bool(self._awaits_since_s) and not self._has_headers
-        super().data_received(data)
+        self._feed(data)
         if was_in_headers and not self._has_headers:
             self._num_begun_bytes += len(data)  # the parser reports only complete headers
             if self._num_begun_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The headers exceed {MAX_HEADER_BYTES} bytes.")
 
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse up to the head of a request that offers an upgrade; what follows it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            self._go_on_without_upgrade()
+            return data[error.args[0] :]
+        return b""
+
+    def _go_on_without_upgrade(self) -> None:
+        """Clients offer HTTP/2 (Java's do with each new connection) or want a WebSocket. The parser
+        stops there, before the body, which a new one reads."""
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):  # httptools below 0.6.3; as uvicorn does
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        framing, self._framing = self._framing, b""
+        if framing:
+            self._is_replaying = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+            self._is_replaying = False
+
     def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
         self._num_header_bytes = self._num_begun_bytes = 0
         self._awaits_since_s = time.monotonic()
         self._has_headers = self._has_host = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            return
         self._has_headers = True
+        if self.parser.should_upgrade():
+            told = (b"%s: %s\r\n" % header for header in self.headers if header[0] in FRAMING)
+            self._framing = b"".join(told)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._framing:
+            return
         self._awaits_since_s = 0.0
         super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
+        if not self._is_replaying:
+            self._count(len(url))
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_replaying:
+            return
         self._count(len(name) + len(value))
         if name.lower() == b"host":
             if self._has_host:

@@ -29,6 +29,8 @@ _PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
 }

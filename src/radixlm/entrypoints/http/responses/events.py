@@ -9,6 +9,7 @@ from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import body_of
 from radixlm.entrypoints.http.openai.conversation import ChatSession, Delta
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
+from radixlm.entrypoints.http.responses.client_tools import ClientTool, client_tools, input_of
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox
@@ -16,7 +17,11 @@ from radixlm.intake.records import Output
 from radixlm.intake.stream_journal import draw_hex, draw_time
 
 Event = dict[str, Any]
-_ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}
+_ARGUMENTS = {
+    "function_call": "function_call_arguments",
+    "custom_tool_call": "custom_tool_call_input",
+    "mcp_call": "mcp_call_arguments",
+}
 _BEGUN = {"arguments": "", "status": "in_progress"}
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete"}
 
@@ -48,6 +53,9 @@ class Writer:
         """``toolbox``: the tools whose calls the server runs."""
         self._session = session
         self._toolbox = toolbox or Toolbox()
+        self._client_tools = {
+            tool.function["function"].get("name"): tool for tool in client_tools(body.tools or ())
+        }
         self._sequence = 0
         self._item: OutputItem | None = None
         self._space = ""
@@ -185,9 +193,11 @@ class Writer:
         assert item is not None
         if arguments:
             item.text += arguments
-            yield self._event(
-                f"response.{_ARGUMENTS[item.kind]}.delta", **_place(item), delta=arguments
-            )
+            if item.kind != "custom_tool_call":  # its input is known when it is whole
+                yield self._arguments(item, arguments)
+
+    def _arguments(self, item: OutputItem, delta: str) -> Event:
+        return self._event(f"response.{_ARGUMENTS[item.kind]}.delta", **_place(item), delta=delta)
 
     def _open_call(self, key: int, name: str, call_id: str | None) -> Iterator[Event]:
         bound = self._toolbox.tools.get(name)
@@ -195,9 +205,9 @@ class Writer:
         value: dict[str, Any]
         if bound is None:
             self.num_client_calls += 1
-            value = {"id": self._item_id("fc"), "type": "function_call", "call_id": call_id}
-            value |= {"name": name}
-            yield from self._open("function_call", key, value | _BEGUN)
+            tool = self._client_tools.get(name) or ClientTool(name, None, False, {})
+            value = tool.call_item(self._item_id("ctc" if tool.is_custom else "fc"), call_id)
+            yield from self._open(value["type"], key, value)
             return
         value = {"id": self._item_id("mcp"), "type": "mcp_call"}
         value |= {
@@ -231,6 +241,11 @@ class Writer:
                 name=item.value["name"],
                 arguments=item.text,
             )
+        elif item.kind == "custom_tool_call":
+            item.value["input"] = text = input_of(item.text)
+            if text:
+                yield self._arguments(item, text)
+            yield self._event("response.custom_tool_call_input.done", **_place(item), input=text)
         else:
             part = _part(item.kind, item.text, item.logprobs)
             item.value["content"] = [part]

@@ -12,6 +12,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
+from radixlm.entrypoints.http.responses.client_tools import call_of, client_tools
 from radixlm.entrypoints.http.responses.toolbox import is_remote
 from radixlm.entrypoints.request_model import (
     Body,
@@ -115,7 +116,7 @@ def chat_of(
     values: dict[str, Any] = {
         "model": body.model,
         "messages": messages,
-        "tools": _tools(body, remote or []) or None,
+        "tools": [t.function for t in client_tools(body.tools or ())] + (remote or []) or None,
         "tool_choice": choice_of(body.tool_choice) if may_call else "none",
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": effort,
@@ -133,30 +134,11 @@ def chat_of(
     return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
 
 
-def _tools(body: ResponsesRequest, remote: Objects) -> Objects:
-    functions = [tool_of(t, i) for i, t in enumerate(body.tools or ()) if not is_remote(t)]
-    return functions + remote
-
-
-def tool_of(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A function tool in chat's form, where its fields are one level deeper."""
-    if tool.get("type") != "function":
-        where = f"tools[{place}].type"
-        raise InvalidRequest(
-            f"{where} {tool.get('type')!r:.80}: must be function, or a tool of a "
-            "tool server (--tool-server): mcp, web_search, code_interpreter",
-            where,
-        )
-    names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) is not None}
-    return {"type": "function", "function": function}
-
-
 def choice_of(choice: str | Mapping[str, Any] | None) -> Any:
     """The tool choice in chat's form."""
     if not isinstance(choice, Mapping):
         return choice
-    if choice.get("type") in ("function", "mcp") and choice.get("name"):
+    if choice.get("type") in ("function", "custom", "mcp") and choice.get("name"):
         return {"type": "function", "function": {"name": choice.get("name")}}
     if is_remote(choice):
         return "required"
@@ -196,7 +178,7 @@ def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list
             if reasoning and message["role"] == "assistant":
                 message["reasoning_content"], reasoning = reasoning, ""
             messages.append(message)
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             _add_call(messages, item, reasoning)
             reasoning = ""
         elif kind == "mcp_call":
@@ -208,11 +190,13 @@ def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list
             messages += [*results, result]
         elif kind == "mcp_list_tools":
             continue  # the tools are listed again
+        elif kind == "additional_tools":
+            continue  # they have joined those of the request
         elif kind == "compaction":
             summary = _summary(item, f"{here}.encrypted_content")
             messages.append({"role": "assistant", "content": summary})
-        elif kind == "function_call_output":
-            content = _joined(item.get("output") or "", f"{here}.output")
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            content = _content(item.get("output") or "", f"{here}.output")
             call_id = str(item.get("call_id") or "")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
@@ -331,14 +315,9 @@ def _joined(content: Any, where: str) -> str:
 
 def _add_call(messages: list[Message], item: Mapping[str, Any], reasoning: str) -> None:
     """Add a call; consecutive calls belong to one message of the assistant."""
-    call = {
-        "id": str(item.get("call_id") or item.get("id") or ""),
-        "type": "function",
-        "function": {"name": item.get("name"), "arguments": item.get("arguments") or "{}"},
-    }
     if not messages or messages[-1]["role"] != "assistant" or reasoning:
         message: Message = {"role": "assistant", "content": ""}
         if reasoning:
             message["reasoning_content"] = reasoning
         messages.append(message)
-    messages[-1].setdefault("tool_calls", []).append(call)
+    messages[-1].setdefault("tool_calls", []).append(call_of(item))

@@ -11,6 +11,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
+from radixlm.entrypoints.http.responses.client_tools import additional_tools
 from radixlm.entrypoints.http.responses.events import Event, Writer
 from radixlm.entrypoints.http.responses.schemas import (
     ResponsesRequest,
@@ -21,13 +22,13 @@ from radixlm.entrypoints.http.responses.schemas import (
 )
 from radixlm.entrypoints.http.responses.store import Stored
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
-from radixlm.entrypoints.http.responses.toolbox import Toolbox, ToolServers
+from radixlm.entrypoints.http.responses.toolbox import Toolbox, ToolServers, check_choice
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import Objects
 from radixlm.intake.identity import identity
 
 MAX_ROUNDS = 32
-_CALLS = frozenset(("function_call", "mcp_call"))
+_CALLS = frozenset(("function_call", "custom_tool_call", "mcp_call"))
 
 
 @dataclass(slots=True)
@@ -72,6 +73,9 @@ async def make_run(
 ) -> ResponseRun:
     """Check a request and render its prompt, after the messages of ``before``."""
     check_request(body)
+    check_choice(body.tool_choice, servers)
+    if isinstance(body.input, list) and (added := additional_tools(body.input)):
+        body = body.model_copy(update={"tools": [*(body.tools or ()), *added]})
     assert body.input is not None
     messages = list(before.messages) if before else []
     messages += messages_of(body.input)

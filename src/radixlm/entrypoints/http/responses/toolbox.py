@@ -18,13 +18,21 @@ from radixlm.entrypoints.http.responses.tool_servers import (
     addresses,
 )
 from radixlm.intake.stream_journal import current_journal, draw_hex
+from radixlm.wire.unknown import note_warning
 
 # OpenAI's built-in tools -> the label of the server that runs them, as in the reference
 _BUILT_IN = {
     "web_search_preview": "browser",
+    "web_search_preview_2025_03_11": "browser",
     "web_search": "browser",
+    "web_search_2025_08_26": "browser",
     "code_interpreter": "python",
 }
+# OpenAI's other tools, which clients such as Codex offer to every server
+_LEFT_OUT = frozenset(
+    "apply_patch computer computer_use_preview file_search image_generation local_shell shell "
+    "tool_search".split()
+)
 NEEDS = "start with --tool-server"
 
 
@@ -33,6 +41,10 @@ class ToolServers:
 
     def __init__(self, servers: Sequence[ToolServer] = ()) -> None:
         self.servers = list(servers)
+
+    def has(self, label: str | None) -> bool:
+        """Whether a server has this label."""
+        return any(server.label == label for server in self.servers)
 
     def choose(self, tool: Mapping[str, Any], where: str) -> ToolServer:
         """The server that a tool of a request means; InvalidRequest."""
@@ -70,6 +82,19 @@ def is_remote(tool: Mapping[str, Any]) -> bool:
     return tool.get("type") == "mcp" or _label_of_built_in(tool) is not None
 
 
+def is_left_out(tool: Mapping[str, Any]) -> bool:
+    """Whether a request's tool is one that no server of this kind has; the model does not learn
+    of it, as in SGLang."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind in _LEFT_OUT
+
+
+def check_choice(choice: Any, servers: ToolServers) -> None:
+    """InvalidRequest for a ``tool_choice`` that is a tool of OpenAI which no server here runs."""
+    if isinstance(choice, Mapping) and _label_of_built_in(choice) is not None:
+        servers.choose(choice, "tool_choice")
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A tool, the session that runs it, and the label that the request gave its server."""
@@ -90,12 +115,17 @@ class Toolbox:
 
     @classmethod
     async def open(cls, servers: ToolServers, tools: Sequence[Mapping[str, Any]]) -> Toolbox:
-        """Connect to the servers that the request names; ToolServerError, InvalidRequest."""
+        """Connect to the servers that the request names; ToolServerError, InvalidRequest. OpenAI's
+        tools that no server has are left out, and the client is told."""
         box = cls()
         names = {tool["name"] for tool in tools if isinstance(tool.get("name"), str)}
         try:
             for place, tool in enumerate(tools):
-                if is_remote(tool):
+                label = _label_of_built_in(tool)
+                if is_left_out(tool) or (label is not None and not servers.has(label)):
+                    kind = tool["type"]
+                    note_warning(f"tools[{place}]: {kind} is left out: this server has none")
+                elif is_remote(tool):
                     await box._add(servers, tool, f"tools[{place}]", names)
         except BaseException:
             await box.close()
