@@ -8,10 +8,12 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -38,6 +40,7 @@ class Http(HttpToolsProtocol):
     _num_begun_bytes = 0  # of headers that are not complete
     _awaits_since_s = 0.0  # since when the rest of a request is awaited; 0: it is not
     _has_headers = _has_host = False
+    _is_replaying = False  # a parser reads again what another one has reported
     _unread_since_s = 0.0  # since when the client has read nothing; 0: it reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,31 +56,57 @@ class Http(HttpToolsProtocol):
         if self._awaits_since_s and self._has_headers:
             self._awaits_since_s = time.monotonic()  # a body may take long while it arrives
         was_in_headers = bool(self._awaits_since_s) and not self._has_headers
+        self._received = data
         super().data_received(data)
         if was_in_headers and not self._has_headers:
             self._num_begun_bytes += len(data)  # the parser reports only complete headers
             if self._num_begun_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The headers exceed {MAX_HEADER_BYTES} bytes.")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients, as Java's, offer HTTP/2 by an Upgrade header, which may be ignored. The parser
+        stops there, before the body; another one goes on, after a head without the offer."""
+        error = sys.exc_info()[1]
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        rest = self._received[error.args[0] :]
+        framing = (b"content-length", b"transfer-encoding")
+        lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] in framing]
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_replaying = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
+        self._is_replaying = False
+        if rest:
+            self.data_received(rest)
+
     def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
         self._num_header_bytes = self._num_begun_bytes = 0
         self._awaits_since_s = time.monotonic()
         self._has_headers = self._has_host = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            return
         self._has_headers = True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the next parser reports it
         self._awaits_since_s = 0.0
         super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
+        if self._is_replaying:
+            return
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_replaying:
+            return
         self._count(len(name) + len(value))
         if name.lower() == b"host":
             if self._has_host:
