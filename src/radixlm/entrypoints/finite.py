@@ -18,7 +18,7 @@ def check_finite(data: bytes) -> None:
     except ValueError:
         place = _find(_lenient(data), "")
         if place is not None:
-            text = f"{place:.200}: NaN and infinities are not JSON"
+            text = f"{place or 'the body':.200}: NaN and infinities are not JSON"
             raise InvalidRequest(text, place[:200] or None) from None
 
 
