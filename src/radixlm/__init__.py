@@ -5,11 +5,14 @@
 imported when first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from radixlm.base.lazy import load
+from importlib import import_module
 
+TYPE_CHECKING = False  # typing would take longer to import than the rest of this file
 if TYPE_CHECKING:  # for completion and type checkers
+    from typing import Any
+
     from radixlm.config.server_args import ServerArgs as ServerArgs
     from radixlm.entrypoints.offline import Engine as Engine
     from radixlm.lang.api import *  # noqa: F403
@@ -46,12 +49,14 @@ __all__ = ["__version__", *_LAZY]
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used: ``import radixlm`` stays quick."""
     if name in _LAZY:
-        value = globals()[name] = load(_LAZY[name])
+        module, _, attr = _LAZY[name].partition(":")
+        value = globals()[name] = getattr(import_module(module), attr)
         return value
     raise AttributeError(f"module 'radixlm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """What completion offers: public names and modules that are imported already."""
-    shown = {name for name in globals() if name not in ("Any", "TYPE_CHECKING", "load")}
+    hidden = ("TYPE_CHECKING", "annotations", "import_module")
+    shown = {name for name in globals() if name not in hidden}
     return sorted({*_LAZY, *(name for name in shown if not name.startswith("_") or "__" in name)})

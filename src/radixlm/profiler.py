@@ -2,7 +2,7 @@
 
 import sys
 
-from radixlm.entrypoints.cli import main
+from radixlm.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["profile", *sys.argv[1:]]))

@@ -70,3 +70,16 @@ def test_closed_standard_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> No
     assert cli.main(["version"]) == 0
     with sys.stdin:
         assert sys.stdin.read() == ""
+
+
+def test_ctrl_c_is_quiet_while_the_command_imports() -> None:
+    code = (
+        "import sys, radixlm.__main__ as command\n"
+        "assert not {'typing', 'radixlm.base'} & (sys.modules.keys() - before)\n"
+        "def interrupted(name): raise KeyboardInterrupt\n"
+        "command.import_module = interrupted\n"
+        "sys.exit(command.main())"
+    )
+    command = [sys.executable, "-c", f"import sys; before = {{*sys.modules}}\n{code}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -18,3 +20,33 @@ def test_any_budget_fits_a_message(budget: int) -> None:
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(request.sampling.custom_params))
     assert sent["thinking_budget"] == min(budget, 2**63 - 1)
     assert (sent["start"], sent["end"]) == ("<think>", "</think>")
+
+
+@pytest.mark.parametrize("name", ["SGLANG_MAX_THINK_TOKENS", "RADIXLM_MAX_THINK_TOKENS"])
+def test_the_limit_of_the_server_is_of_requests_without_their_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def budget(parser: str | None = "qwen3", params: Any = None, **fields: Any) -> Any:
+        sampling = SamplingParams(custom_params=params)
+        request = GenerateRequest(prompt="Why?", sampling=sampling, **fields)
+        apply_reasoning(request, parser)
+        assert (request.processor is None) == (request.sampling.custom_params is None)
+        return (request.sampling.custom_params or {}).get("thinking_budget")
+
+    assert budget() is None
+    for limit in (0, 40):
+        monkeypatch.setenv(name, str(limit))
+        assert budget() == limit and budget(parser=None) is None
+        assert budget(max_thinking_tokens=99) == 99
+        assert budget(params={"thinking_budget": 7}) == 7
+    monkeypatch.setenv(name, "-1")
+    assert budget() is None
+
+
+def test_another_processor_goes_before_the_limit_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SGLANG_MAX_THINK_TOKENS", "4")
+    request = GenerateRequest(prompt="Why?", sampling=SamplingParams(), processor="mine")
+    apply_reasoning(request, "qwen3")
+    assert request.processor == "mine" and request.sampling.custom_params is None

@@ -303,7 +303,7 @@ class Terminal:
             os.environ.update(HOME=str(home), TERM=kind, XDG_STATE_HOME=str(home))
             path = (str(home), os.environ.get("PYTHONPATH", ""))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-            command = [sys.executable, "-m", "radixlm.entrypoints.cli", verb, "--url", url]
+            command = [sys.executable, "-m", "radixlm", verb, "--url", url]
             os.execv(sys.executable, command)
         self.seen = ""
 

@@ -234,6 +234,13 @@ DEFAULT_THINKING: Variable[bool | None] = Variable(
     "Whether a model reasons in chats that say nothing about it; the template decides unless set.",
     ("SGLANG_DEFAULT_THINKING", "SGLANG_ENABLE_THINKING"),
 )
+MAX_THINK_TOKENS = Variable(
+    "RADIXLM_MAX_THINK_TOKENS",
+    -1,
+    int,
+    "Tokens of reasoning that a request has at most unless it sets a bound; below 0: no limit.",
+    ("SGLANG_MAX_THINK_TOKENS",),
+)
 MAX_OUTPUT_ESTIMATE = Variable(
     "RADIXLM_CLIP_MAX_NEW_TOKENS_ESTIMATION",
     4096,

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from radixlm.base.env import MAX_THINK_TOKENS
 from radixlm.base.errors import InvalidRequest
 from radixlm.intake.records import GenerateRequest, grammar_of
 from radixlm.text.reasoning import registry as reasoning
@@ -12,36 +13,58 @@ _MAX_BUDGET = 2**63 - 1  # the largest integer of every message; more is no boun
 
 def needs_parser(request: GenerateRequest) -> bool:
     """Whether ``apply_reasoning`` has something to do."""
-    return request.requires_reasoning or request.max_thinking_tokens is not None
+    return (
+        request.requires_reasoning
+        or request.max_thinking_tokens is not None
+        or _default_bound(request) is not None
+    )
 
 
 def apply_reasoning(request: GenerateRequest, parser: str | None) -> None:
     """Let the grammar begin behind the end marker of ``parser`` (require_reasoning), and bound the
-    tokens before it (max_thinking_tokens). InvalidRequest where there is no parser."""
+    tokens before it (max_thinking_tokens, else the server's limit). InvalidRequest where there is
+    no parser."""
     if not needs_parser(request):
         return
     asked = "require_reasoning" if request.requires_reasoning else "max_thinking_tokens"
     asked = request.names.get(asked, asked)
+    is_asked = request.requires_reasoning or request.max_thinking_tokens is not None
+    if parser is None and not is_asked:
+        return  # the server's limit is of models that reason
     if parser is None:
         raise InvalidRequest(
             f"{asked}: it is not known how this model's reasoning ends; start the server with "
             "--reasoning-parser, such as qwen3",
             asked,
         )
-    start, end = reasoning.start_marker(parser), reasoning.end_marker(parser)
-    request.reasoning_end = end
     grammar = request.grammar or grammar_of(request.sampling)
+    if is_asked:
+        request.reasoning_end = reasoning.end_marker(parser)
     if request.requires_reasoning and grammar is not None:
-        request.grammar = msgspec.structs.replace(grammar, after=end)
-    if request.max_thinking_tokens is not None:
-        if request.processor not in (None, _PROCESSOR):
-            raise InvalidRequest(
-                f"{asked} needs the place of the logit processor {request.processor!r:.80}: leave "
-                "one of them out",
-                asked,
-            )
-        request.processor = _PROCESSOR
-        given = request.sampling.custom_params or {}
-        bound = {"thinking_budget": min(request.max_thinking_tokens, _MAX_BUDGET)}
-        params = {"start": start, "end": end, **given, **bound}
-        request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)
+        request.grammar = msgspec.structs.replace(grammar, after=reasoning.end_marker(parser))
+    if request.max_thinking_tokens is not None and request.processor not in (None, _PROCESSOR):
+        raise InvalidRequest(
+            f"{asked} needs the place of the logit processor {request.processor!r:.80}: leave "
+            "one of them out",
+            asked,
+        )
+    _bound(request, parser)
+
+
+def _default_bound(request: GenerateRequest) -> int | None:
+    """The server's limit, where it holds: a logit processor takes its place."""
+    limit = MAX_THINK_TOKENS.get()
+    return limit if limit >= 0 and request.processor is None else None
+
+
+def _bound(request: GenerateRequest, parser: str) -> None:
+    """Choose the logit processor that ends the reasoning, if there is a bound for it."""
+    own, default = request.max_thinking_tokens, _default_bound(request)
+    if own is None and default is None:
+        return
+    request.processor = _PROCESSOR
+    markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
+    less = {} if default is None else {"thinking_budget": min(default, _MAX_BUDGET)}
+    more = {} if own is None else {"thinking_budget": min(own, _MAX_BUDGET)}
+    params = markers | less | (request.sampling.custom_params or {}) | more
+    request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)

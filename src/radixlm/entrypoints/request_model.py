@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.finite import check_finite
 from radixlm.wire import fields as wire
 from radixlm.wire.foreign import sampling_of_foreign
 from radixlm.wire.sampling_params import MAX_STOPS, SAMPLING_FIELDS, parameter_names
@@ -140,6 +141,7 @@ def reject_unsupported(body: Body) -> None:
 
 def read(model: type[M], data: bytes) -> M:
     """``data`` as a record; InvalidRequest that names the first wrong fields."""
+    check_finite(data)
     try:
         body = model.model_validate_json(data)
     except ValidationError as error:

@@ -35,7 +35,7 @@ def own_server(options: Sequence[str], key: str | None) -> Iterator[Api]:
     ConfigError if it does not come up; what it says of that is on standard error."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "radixlm.entrypoints.cli", "serve", *options]
+    command = [sys.executable, "-m", "radixlm", "serve", *options]
     if not any(word.replace("_", "-").partition("=")[0] == "--log-level" for word in options):
         command += ["--log-level", "warning"]
     # the last of a flag holds; a session of its own: Ctrl-C is for the chat

@@ -213,10 +213,24 @@ async def test_garbage_is_a_400_everywhere(server: ScriptedServer, data: bytes) 
         assert got.json()["error"]["message"]
 
 
+async def test_a_byte_order_mark_is_skipped_and_utf_16_named(server: ScriptedServer) -> None:
+    headers = {"content-type": "application/json"}
+    for path in ("/v1/completions", "/generate", "/tokenize"):
+        text = '{"prompt": "hi", "text": "hi"}'
+        for encoding, status in (("utf-8-sig", 200), ("utf-16", 400), ("utf-32-be", 400)):
+            data = text.encode(encoding)
+            got = await server.client.post(path, content=data, headers=headers)
+            assert got.status_code == status, (path, encoding, got.text)
+            assert status == 200 or "JSON is UTF-8" in got.json()["error"]["message"]
+
+
 async def test_content_type_and_method(server: ScriptedServer) -> None:
     got = await server.client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
     assert got.status_code == 400 and got.json()["error"]["param"] == "Content-Type"
     assert (await server.client.get(CHAT)).status_code == 405
+    for path in ("/health", "/ready", "/", "/api/tags", "/api/version"):
+        found = await server.client.head(path)
+        assert (found.status_code, found.content) == (200, b""), path
     missing = await server.client.get("/nowhere")
     assert missing.status_code == 404 and "/nowhere" in missing.json()["error"]["message"]
 

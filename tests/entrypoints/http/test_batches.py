@@ -207,6 +207,11 @@ def test_errors_of_a_line_are_named(text: str, place: int | None, word: str) -> 
     assert errors[0]["line"] == place and word in errors[0]["message"]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    lines, errors = check_lines(line("a").encode("utf-8-sig"), CHAT)
+    assert [one.custom_id for one in lines] == ["a"] and not errors
+
+
 async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
     async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
         plain = await server.post("/v1/files", purpose="batch")

@@ -122,3 +122,30 @@ async def test_several_host_headers_are_refused(server: ScriptedServer) -> None:
             await reader.readuntil(b"\r\n\r\n")
         assert await reader.read() == b"Invalid HTTP request received."
         writer.close()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("cut", [10, 150, 250, 400])
+async def test_an_offer_of_http2_is_ignored(
+    server: ScriptedServer, is_chunked: bool, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Java's client makes one with each call; the body comes as without it."""
+    body = b'{"prompt": "' + b"a " * 100 + b'"}'
+    framing = b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    if is_chunked:
+        framing = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    call = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + offer + framing
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n"
+    sent = call + health + call
+    async with listening(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for part in (sent[:cut], sent[cut:]):
+            writer.write(part)
+            await asyncio.sleep(0)
+        for expected in (b'"count":', b"", b'"count":'):
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(head.lower().partition(b"content-length:")[2].split()[0])
+            assert b" 200 " in head and expected in await reader.readexactly(size)
+        writer.close()
+    assert "upgrade" not in caplog.text

@@ -52,6 +52,24 @@ async def test_the_policy_is_of_the_flag(toy_folder: Path, policy: str) -> None:
                 assert got.json()["error"]["param"].endswith(name)
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/generate", "/tokenize", "/v1/responses"])
+@pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity"])
+async def test_not_even_free_fields_hold_nan(server: ScriptedServer, path: str, token: str) -> None:
+    for value, place in ((token, "Free"), (f'{{"a": [1, {{"b": {token}}}]}}', "Free.a[1].b")):
+        data = f'{{"prompt": "NaN", "Free": {value}}}'
+        headers = {"content-type": "application/json"}
+        got = await server.client.post(path, content=data, headers=headers)
+        assert got.status_code == 400
+        message = got.json()["error"]["message"]
+        assert message == f"{place}: NaN and infinities are not JSON"
+        assert got.json()["error"]["param"] == place
+
+
+async def test_nan_in_a_string_is_text(server: ScriptedServer) -> None:
+    got = await server.post("/tokenize", prompt='{"a": NaN, "b": -Infinity}')
+    assert got.status_code == 200, got.text
+
+
 LAX: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (CHAT, {"max_tokens": "2", "n": 2.0, "logprobs": "on", "top_logprobs": "1"},
      {"max_tokens": 2, "n": 2, "logprobs": True, "top_logprobs": 1}),

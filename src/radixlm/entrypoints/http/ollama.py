@@ -416,3 +416,8 @@ async def embed(request: Request) -> Response:
         return json_response({"embedding": vectors[0]})
     count = sum(one.output.prompt_tokens for one in results)
     return json_response({"model": body.model, "embeddings": vectors, "prompt_eval_count": count})
+
+
+# as Ollama, whose clients look that way whether it runs
+router.add_api_route("/api/tags", tags, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/api/version", version, methods=["HEAD"], include_in_schema=False)

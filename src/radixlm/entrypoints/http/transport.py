@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
 from radixlm.base.errors import Aborted, InvalidRequest, RadixError
+from radixlm.entrypoints.finite import check_finite
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.middleware import StreamCut
 from radixlm.entrypoints.http.off_loop import check_body, off_loop
@@ -29,7 +31,7 @@ DONE = b"data: [DONE]\n\n"
 
 async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
     """The body as a JSON object; InvalidRequest for anything else."""
-    data = await _body_bytes(request)
+    data = await body_bytes(request)
     if not data and may_be_empty:
         return {}
     body = await off_loop(len(data), _parsed, data)
@@ -40,6 +42,7 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
 
 def _parsed(data: bytes) -> Any:
     check_body(data)
+    check_finite(data)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -58,7 +61,7 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
         raise InvalidRequest(
             f"Content-Type must be application/json, not {kind[:80]!r}", param="Content-Type"
         )
-    data = await _body_bytes(request)
+    data = await body_bytes(request)
     body: M = await off_loop(len(data), _read, model, data)
     await take_resume(getattr(body, "resume", None))
     if request.url.path.startswith("/v1/"):  # other apps have no state
@@ -68,14 +71,18 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
     return body
 
 
-async def _body_bytes(request: Request) -> bytes:
+async def body_bytes(request: Request) -> bytes:
+    """The body, without a byte order mark; InvalidRequest if it is compressed or not UTF-8."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise InvalidRequest(
             f"Content-Encoding {coding[:40]!r}: compressed bodies are not supported",
             param="Content-Encoding",
         )
-    return await request.body()
+    data = await request.body()
+    if b"\0" in data[:4]:
+        raise InvalidRequest("the body is UTF-16 or UTF-32, and JSON is UTF-8")
+    return data.removeprefix(codecs.BOM_UTF8)  # which some editors and shells write
 
 
 def event(value: Any) -> bytes:

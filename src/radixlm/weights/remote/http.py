@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from radixlm.base import env
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.remote.reader import (
+    COPY_BYTES,
     SAMPLED,
     TIMEOUT_S,
     Body,
@@ -47,6 +48,8 @@ class HttpReader(RangeReader):
     Names come from files.json (names, or objects with name, size, etag, sha256), files.txt, the
     server's own index page, or else are those that a checkpoint folder usually has.
     """
+
+    download_bytes = 1 << 62  # in one answer: servers without byte ranges have no other
 
     def __init__(
         self, url: str, key: str = "", timeout_s: float = TIMEOUT_S, **options: Any
@@ -143,13 +146,14 @@ class HttpReader(RangeReader):
                     f"{where} changed while it was read: status {status}, it was "
                     f"{file.tag or 'there'}, it is {tag or 'gone'}; start again"
                 )
-            if status != 206 and (start, end) != (0, file.size):
+            if status != 206 and end < file.size:
                 raise CheckpointError(
                     f"{where}: the server sends no byte ranges (status {status}); --download-dir "
                     "FOLDER fetches whole files"
                 )
-            self._check_length(where, answer, file, end - start)
-            yield _Answer(answer)
+            skipped = 0 if status == 206 else start
+            self._check_length(where, answer, file, end - start + skipped)
+            yield _Answer(answer, skipped)
 
     @staticmethod
     def _check_length(
@@ -250,13 +254,19 @@ def open_http(url: str) -> HttpReader:
 
 
 class _Answer:
-    """The body of an answer, read straight into the caller's memory."""
+    """The body of an answer behind its first ``skipped`` bytes, read straight into the caller's
+    memory."""
 
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self._answer = answer
+    def __init__(self, answer: http.client.HTTPResponse, skipped: int) -> None:
+        self._answer, self._skipped = answer, skipped
 
     def readinto(self, view: memoryview, /) -> int:
         try:
+            while self._skipped:
+                count = len(self._answer.read(min(self._skipped, COPY_BYTES)))
+                if not count:
+                    return 0
+                self._skipped -= count
             return self._answer.readinto(view)
         except _BREAKS as error:
             raise PassingFault(f"{type(error).__name__}: {error}") from error

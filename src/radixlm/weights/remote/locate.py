@@ -181,12 +181,16 @@ def _download(reader: RangeReader, path: Path, file: RemoteFile, progress: Progr
             hasher.update(data)
         done = out.tell()
         progress.add(done, is_old=True)
+
+        def write(piece: memoryview) -> None:
+            out.write(piece)
+            hasher.update(piece)
+            progress.add(len(piece))
+
         while done < file.size:
-            data = reader.read(file, done, min(done + _CHUNK_BYTES, file.size))
-            out.write(data)
-            hasher.update(data)
-            done += len(data)
-            progress.add(len(data))
+            end = min(done + reader.download_bytes, file.size)
+            reader.copy(file, done, end, write)
+            done = end
     told = reader.digest(file) if file.sha256 else ""
     if done != file.size or (told and hasher.hexdigest() != told):
         partial_path.unlink()

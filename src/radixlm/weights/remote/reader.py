@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
@@ -20,6 +20,7 @@ PROGRESS_BYTES = 64 << 10  # a connection that brings less counts as failed
 MAX_WAIT_S = 10.0
 TIMEOUT_S = 30.0  # without a byte
 END_BYTES, SAMPLE_BYTES, NUM_SAMPLES = 64 << 10, 4 << 10, 32
+COPY_BYTES = 1 << 20
 SAMPLED = "sample:"  # such a tag is ours
 
 
@@ -54,6 +55,8 @@ class RangeReader(ABC):
 
     ``url`` names the place in messages, without credentials. ``pause`` waits between attempts.
     """
+
+    download_bytes: ClassVar[int] = 8 << 20  # of one request of a download
 
     def __init__(self, url: str, pause: Callable[[float], None] = time.sleep) -> None:
         self.url, self._pause = url, pause
@@ -98,19 +101,37 @@ class RangeReader(ABC):
     def read_into(self, file: RemoteFile, start: int, view: memoryview) -> None:
         """Fill ``view`` with the bytes from ``start``. CheckpointError, with the file and the byte,
         when the last attempt has failed."""
+        self._pull(file, start, start + len(view), lambda body, at: body.readinto(view[at:]))
+
+    def copy(
+        self, file: RemoteFile, start: int, end: int, write: Callable[[memoryview], object]
+    ) -> None:
+        """``write`` the bytes [start, end) in pieces; errors as in ``read_into``."""
+        buffer = memoryview(bytearray(COPY_BYTES))
+
+        def take(body: Body, done: int) -> int:
+            count = body.readinto(buffer[: end - start - done])
+            write(buffer[:count])
+            return count
+
+        self._pull(file, start, end, take)
+
+    def _pull(
+        self, file: RemoteFile, start: int, end: int, take: Callable[[Body, int], int]
+    ) -> None:
+        """Have ``take`` read the bytes [start, end) of answers, behind those that it has read."""
         done = failures = 0
-        while done < len(view):
+        while start + done < end:
             if self.is_closed:
                 raise CheckpointError(f"{self.describe(file)}: the load was ended")
             before = done
             try:
-                with self._open(file, start + done, start + len(view)) as body:
-                    while done < len(view) and not self.is_closed:
-                        count = body.readinto(view[done:])
+                with self._open(file, start + done, end) as body:
+                    while start + done < end and not self.is_closed:
+                        count = take(body, done)
                         if not count:
-                            raise PassingFault(
-                                f"the connection ended {len(view) - done} bytes early"
-                            )
+                            left = end - start - done
+                            raise PassingFault(f"the connection ended {left} bytes early")
                         done += count
             except PassingFault as fault:
                 failures = 1 if done - before >= PROGRESS_BYTES else failures + 1

@@ -15,7 +15,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
-from radixlm.entrypoints.http.transport import read_body
+from radixlm.entrypoints.http.transport import body_bytes, read_body
 from radixlm.entrypoints.request_model import Body, M, Rid, read
 from radixlm.observe.tracing import Tracer
 
@@ -88,7 +88,7 @@ class CloseSession(Body):
 
 async def read_args(request: Request, model: type[M]) -> M:
     """Arguments from a JSON body, or from the query string without a body."""
-    data = await request.body()
+    data = await body_bytes(request)
     if data:
         return read(model, data)
     try:

@@ -9,6 +9,7 @@ from radixlm.entrypoints.http.admin.control import get_and_post_on, read_args
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.transport import body_bytes
 from radixlm.entrypoints.request_model import Body, read
 
 router = APIRouter(tags=["admin"])
@@ -22,7 +23,7 @@ class MemoryTags(Body):
 
 async def _tags(request: Request) -> list[str] | None:
     """Of a JSON body, or of the query string, where a tag may be given several times."""
-    data = await request.body()
+    data = await body_bytes(request)
     return read(MemoryTags, data).tags if data else request.query_params.getlist("tags") or None
 
 

@@ -1,6 +1,7 @@
 """One line of a batch file: a request by URL and body, answered as its route would answer it."""
 
 import asyncio
+import codecs
 import json
 import logging
 import secrets
@@ -49,7 +50,7 @@ class Line(msgspec.Struct, frozen=True):
 def read_line(data: bytes) -> Line:
     """Parse a line; InvalidRequest names the fault."""
     try:
-        line = msgspec.json.decode(data, type=Line)
+        line = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8), type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"not a request: {error}") from None
     if not 0 < len(line.custom_id) <= MAX_ID_CHARS:
