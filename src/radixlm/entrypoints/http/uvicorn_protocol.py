@@ -58,6 +58,7 @@ class Http(HttpToolsProtocol):
         was_in_headers = bool(self._awaits_since_s) and not self._has_headers
         self._received = data
         super().data_received(data)
+        self._received = b""
         if was_in_headers and not self._has_headers:
             self._num_begun_bytes += len(data)  # the parser reports only complete headers
             if self._num_begun_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
