@@ -12,7 +12,7 @@ import torch
 from tests.scheduler.test_streaming_window import visible
 
 from radixlm.base.errors import ConfigError
-from radixlm.bench.perplexity import main, stream_of
+from radixlm.bench.perplexity import _line, main, stream_of
 from radixlm.engine.model_info import ASSETS
 from radixlm.wire.requests import StreamingWindow
 
@@ -61,8 +61,11 @@ def test_a_stream_within_its_window_is_a_piece(tmp_path: Path, capsys: Any) -> N
     found = []
     for more in (["--context", "64"], ["--streaming-window", "60"], ["--streaming-window", "16"]):
         assert main([*options, *more]) == 0
-        found.append(json.loads(capsys.readouterr().out)["perplexity"])
-    assert found[0] == found[1] != found[2]
+        found.append(json.loads(capsys.readouterr().out))
+    values = [one["perplexity"] for one in found]
+    assert values[0] == values[1] != values[2]
+    assert found[0]["low"] is found[1]["high"] is None and found[2]["low"] < values[2]
+    assert ["95 % within" in _line(one) for one in found] == [False, False, True]
 
 
 @pytest.mark.parametrize(

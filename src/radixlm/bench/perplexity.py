@@ -83,9 +83,10 @@ def main(argv: Sequence[str]) -> int:
 def _line(result: dict[str, Any]) -> str:
     ratio = f" ({result['ratio']:.4f} of the first)" if "ratio" in result else ""
     low, high = result["low"], result["high"]
+    within = "" if low is None else f", 95 % within {low:.4f} and {high:.4f}"
     return (
-        f"{result['model']}: perplexity {result['perplexity']:.4f}{ratio}, 95 % within "
-        f"{low:.4f} and {high:.4f}, {result['num_tokens']} tokens"
+        f"{result['model']}: perplexity {result['perplexity']:.4f}{ratio}{within}, "
+        f"{result['num_tokens']} tokens"
         + "".join(f", {one:.4f}" for one in result.get("quarters", ()))
     )
 
@@ -116,7 +117,7 @@ def measure(
     window: StreamingWindow | None = None,
 ) -> dict[str, Any]:
     """Perplexity of the model that ``options`` of ``Engine`` name, with a 95 % interval by the
-    spread of the pieces' means. ConfigError for a text without a second token."""
+    spread of the pieces' means, None of one piece. ConfigError where nothing is predicted."""
     with Engine(**options) as engine:
         assert engine.tokenizer is not None
         ids = engine.tokenizer.encode(text)[:max_tokens]
@@ -138,15 +139,15 @@ def measure(
     # the variance of a ratio of sums over pieces
     spread = math.fsum((s - mean * c) ** 2 for s, c in zip(sums, counts, strict=True))
     many = len(pieces)
-    half = 1.96 * math.sqrt(spread * many / max(1, many - 1)) / count
+    half = 1.96 * math.sqrt(spread * many / (many - 1)) / count if many > 1 else None
     quarters = [slice(many * i // 4, many * (i + 1) // 4) for i in range(4 * (many > 3))]
     means = [math.fsum(sums[one]) / sum(counts[one]) for one in quarters]
     more = {"quarters": list(map(math.exp, means))} if window is not None else {}
     return {
         "model": path,
         "perplexity": math.exp(mean),
-        "low": math.exp(mean - half),
-        "high": math.exp(mean + half),
+        "low": None if half is None else math.exp(mean - half),
+        "high": None if half is None else math.exp(mean + half),
         "num_tokens": count,
         "context": context if window is None else window.size,
     } | more

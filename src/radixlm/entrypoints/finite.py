@@ -16,7 +16,8 @@ def check_finite(data: bytes) -> None:
     try:
         from_json(data, allow_inf_nan=False)  # these words in strings are common
     except ValueError:
-        place = _find(_lenient(data), "")
+        value = _lenient(data)
+        place = _find(value, "") if isinstance(value, float | dict | list) else None
         if place is not None:
             text = f"{place or 'the body':.200}: NaN and infinities are not JSON"
             raise InvalidRequest(text, place[:200] or None) from None
@@ -29,14 +30,13 @@ def _lenient(data: bytes) -> Any:
         return None
 
 
-def _find(value: Any, where: str) -> str | None:
+def _find(value: float | dict[str, Any] | list[Any], where: str) -> str | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else where
-    if isinstance(value, dict):
-        places = [(f"{where}.{key}" if where else key, one) for key, one in value.items()]
-    elif isinstance(value, list):
-        places = [(f"{where}[{index}]", one) for index, one in enumerate(value)]
-    else:
-        return None
-    found = (_find(one, place) for place, one in places)
-    return next((place for place in found if place is not None), None)
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(one, float | dict | list):
+            name = f"[{key}]" if isinstance(key, int) else f".{key}" if where else key
+            place = _find(one, where + name)
+            if place is not None:
+                return place
+    return None
