@@ -7,7 +7,7 @@ Legend: S sequences, R rows that emit, K drafted tokens, N channels of the targe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.drafter import DeviceProposals, FitWatch, StepTail
-from radixlm.executor.model_drafter import DraftNet
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy
+
+if TYPE_CHECKING:
+    from radixlm.models.reading_draft import ReadingDraft
 
 
 class ReadingDrafter:
@@ -27,7 +29,7 @@ class ReadingDrafter:
 
     def __init__(
         self,
-        net: DraftNet,
+        net: ReadingDraft,
         attn: Any,
         tables: DeviceTables,
         spaces: Sequence[int],
