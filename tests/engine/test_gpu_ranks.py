@@ -44,7 +44,7 @@ options, prompts, calls = json.loads(sys.argv[1])
 with thread_engine(pytest.MonkeyPatch(), device="cuda", log_level="error", **options) as engine:
     made = [engine.generate(input_ids=prompts, **more) for more in calls]
     runner = engine._engine._serving.scheduler.executor.runner
-    group = runner.model.context.ranks.tp
+    group = getattr(runner.model, "_model", runner.model).context.ranks.tp
     facts = [list(runner.recorded.plain.decodes.sizes), type(group).__name__]
     assert not engine._engine.errors
 print("@" + json.dumps([made, facts]))
