@@ -55,7 +55,7 @@ class Account(CudaDevice):
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Account:
     account = Account()
-    monkeypatch.setattr(assembly, "open_device", lambda config: account)
+    monkeypatch.setattr(assembly, "open_device", lambda config, rank: account)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 2), (16, 32)))
     monkeypatch.setattr(gpu, "GRAPH_BYTES", 100_000)
     monkeypatch.delitem(resolving.CPU_DEFAULTS, "mem_fraction_static")
@@ -156,10 +156,22 @@ def test_a_missing_gpu_is_an_error_with_an_alternative() -> None:
         cuda_device(0)
 
 
-def test_ranks_on_gpus_are_refused_with_what_works() -> None:
-    config = ServerConfig().with_values({"device": "cuda", "tp_size": 2})
-    with pytest.raises(ConfigError, match=r"--tp-size 2 --pp-size 1: .* --dp-size gives"):
-        gpu.open_device(config)
+@pytest.mark.parametrize(
+    ("flags", "rank", "index"),
+    [
+        ({"tp_size": 2}, 1, 1),
+        ({"tp_size": 2, "base_gpu_id": 4, "gpu_id_step": 2}, 1, 6),
+        ({"tp_size": 2, "gpu_id_step": 0}, 1, 0),
+        ({"tp_size": 2, "pp_size": 2, "nnodes": 2}, 3, 1),
+    ],
+)
+def test_the_gpu_of_a_rank(
+    flags: dict[str, Any], rank: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs of a node are counted anew."""
+    monkeypatch.setattr(gpu, "CudaDevice", lambda number, collects: number)
+    config = ServerConfig().with_values({"device": "cuda", **flags})
+    assert gpu.open_device(config, rank) == index
 
 
 def test_prefill_and_decode_backends_share_one_cache() -> None:

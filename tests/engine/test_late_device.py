@@ -83,7 +83,7 @@ def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyP
         for width, graphs in {1: plain.decodes, **plain.drafts}.items():
             _note_replays(graphs, width, replayed)
 
-    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    monkeypatch.setattr(assembly, "open_device", lambda config, rank: device)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4)))
     monkeypatch.setattr(assembly, "record_graphs", record)
     monkeypatch.setattr(DraftLength, "room", lambda self, rows, tokens: self.max_drafts)
@@ -140,7 +140,7 @@ def _late(
         _note_replays(graphs.decodes, 1, replayed)
         _note_replays(graphs.prompts, 0, replayed)
 
-    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    monkeypatch.setattr(assembly, "open_device", lambda config, rank: device)
     for module in ("limits", "parts"):
         monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)

@@ -197,7 +197,7 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
         gpu.record_graphs(runner, sizes, pads)
         recorded.append(runner.recorded.plain.decodes)
 
-    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    monkeypatch.setattr(assembly, "open_device", lambda config, rank: device)
     for module in ("limits", "parts"):
         monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4), (8,)))

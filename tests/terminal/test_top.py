@@ -279,6 +279,7 @@ def test_a_worker_pool_of_a_thousand_fits_the_page() -> None:
 
 def test_the_page_fits_80_columns_and_24_lines() -> None:
     rich = pytest.importorskip("rich.console", reason="rich is of the extra chat")
+    text = pytest.importorskip("rich.text").Text
     workers = [
         Worker(f"http://a-rather-long-name-of-a-worker-{i}.example:30000") for i in range(40)
     ]
@@ -286,7 +287,7 @@ def test_the_page_fits_80_columns_and_24_lines() -> None:
     found = [replace(snapshot, url=f"http://{'x' * 90}:{i}") for i in range(9)]
     for width, height in ((80, 24), (40, 10)):
         console = rich.Console(width=width, height=height, file=io.StringIO())
-        page = top._page(width, height, found, 3, [1.0, 2.0] * 99, True)
+        page = top._page(text, width, height, found, 3, [1.0, 2.0] * 99, True)
         lines = [str(one) for one in page.renderables]
         with console.capture() as shown:
             console.print(page)

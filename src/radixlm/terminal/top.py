@@ -128,8 +128,11 @@ def _screen(is_plain: bool) -> Iterator[Show]:
     live = importlib.import_module("rich.live").Live(
         console=console, screen=True, auto_refresh=False, transient=True
     )
+    text = importlib.import_module("rich.text").Text  # an import could swallow a Ctrl-C
     with live:
-        yield lambda *what: live.update(_page(console.width, console.height, *what), refresh=True)
+        yield lambda *what: live.update(
+            _page(text, console.width, console.height, *what), refresh=True
+        )
 
 
 def _show_line(found: list[Snapshot], chosen: int, rates: Sequence[float], is_held: bool) -> None:
@@ -138,6 +141,7 @@ def _show_line(found: list[Snapshot], chosen: int, rates: Sequence[float], is_he
 
 
 def _page(
+    text: Any,
     width: int,
     height: int,
     found: list[Snapshot],
@@ -145,23 +149,22 @@ def _page(
     rates: Sequence[float],
     is_held: bool,
 ) -> Any:
-    """rich's text of a screen: a line a server if there are several, then all of the chosen one."""
-    page = importlib.import_module("rich.text").Text()
+    """rich's ``text`` of a screen: a line a server if there are several, then all of the chosen
+    one."""
+    page = text()
     colours = {"ready": "green", "up": "green", "not ready": "yellow", "down": "red"}
     for number, one in enumerate(found if len(found) > 1 else ()):
         mark = ">" if number == chosen else " "
         page.append(f"{mark} {line(one)}\n", style=colours.get(one.state))
-    for label, text in rows(found[chosen], rates, width):
+    for label, value in rows(found[chosen], rates, width):
         page.append(f"{label:<9} ", style="bold cyan")
         page.append(
-            f"{text}\n", style=colours.get(found[chosen].state) if label == "server" else None
+            f"{value}\n", style=colours.get(found[chosen].state) if label == "server" else None
         )
     lines = list(page.split("\n"))[: height - 1]
     tab = ", tab: next" if len(found) > 1 else ""
     held = "  HELD" if is_held else ""
-    lines.append(
-        importlib.import_module("rich.text").Text(f"q leaves, space holds{tab}{held}", "dim")
-    )
+    lines.append(text(f"q leaves, space holds{tab}{held}", "dim"))
     for one in lines:
         one.truncate(width, overflow="ellipsis")
     return importlib.import_module("rich.console").Group(*lines)
