@@ -68,7 +68,7 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
 _NO_EFFECT: Mapping[str, str] = {
     "adapters are loaded beside the steps, checked strictly, and dropped by last use": """
         enable_lora_overlap_loading lora_eviction_policy lora_strict_loading max_lora_chunk_size""",
-    "it tunes communication between GPUs, and there is one rank": """
+    "it tunes communication between GPUs; ranks use plain NCCL": """
         boundary_reduction cp_strategy dcp_comm_backend dcp_replicate_q_proj
         dsa_prefill_cp_mode nsa_prefill_cp_mode prefill_cp_mode
         disable_aiter_allreduce_fusion_in_decode disable_aiter_allreduce_fusion_in_prefill
