@@ -251,9 +251,8 @@ class Runner:
     @torch.inference_mode()
     def _share_tokens(self, group: Group) -> None:
         """Give all ranks the tokens that rank 0 has sampled, which the host may not know yet."""
-        tables = self.tables
-        tables.known.copy_(group.broadcast(tables.known, 0))
-        tables.num_refused.copy_(group.broadcast(tables.num_refused, 0))
+        tokens = self.tables.next_token  # drafts come with the plan
+        tokens.copy_(group.broadcast(tokens, 0))
 
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
