@@ -59,21 +59,11 @@ class ReadingDraft(DraftModel):
     inputs_kind = ReadingInputs
     draft: ReadingInputs
 
-    def __init__(
-        self,
-        spec: Draft,
-        context: LayerContext,
-        weight_dtype: torch.dtype | None,
-        number: int = 0,
-    ) -> None:
-        super().__init__(spec, context, weight_dtype, number)
-        if spec.clusters[0]:
-            self.use_program = False  # which has no head of this kind
-
     def bind(self, target: DecoderModel, kept_ids_K: Tensor | None = None) -> None:
         super().bind(target, None)
         if self.spec.clusters[0]:
             self._make_logits = self._of_clusters
+            self.use_program = False  # which has no head of this kind
         places = pool_places(target.decoder, target.kv_groups)
         layers = read_layers(self.spec, target.decoder.blocks)
         for block, layer in zip(self.blocks, layers, strict=True):
