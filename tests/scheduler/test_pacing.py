@@ -113,11 +113,11 @@ def test_without_a_target_readers_are_spared(monkeypatch: Any, is_read: bool) ->
 @given(st.floats(1e-4, 1.0))
 def test_the_time_that_readers_bear(base_s: float) -> None:
     pacer = ChunkPacer(None)
-    assert pacer.target_s == UNNOTICED_S, "while nothing is known"
+    assert pacer.target_s(1) == UNNOTICED_S, "while nothing is known"
     pacer.observe(1, 0, base_s)
-    assert pacer.target_s == max(UNNOTICED_S, TIMES * base_s)
+    assert pacer.target_s(1) == max(UNNOTICED_S, TIMES * base_s)
     pacer.observe(1, 0, 2 * base_s)  # something came between
-    assert pacer.target_s <= max(UNNOTICED_S, 1.11 * TIMES * base_s)
+    assert pacer.target_s(1) <= max(UNNOTICED_S, 1.11 * TIMES * base_s)
 
 
 @pytest.mark.parametrize("target_s", [2e-3, None])
@@ -170,13 +170,29 @@ def test_even_chunks_cost_the_same(start: int, tokens: int, length: float) -> No
         assert count == tokens or (count + LEAST) * (length + start + count / 2 + LEAST) > whole
 
 
+@given(st.integers(1, 32), st.integers(1, 32))
+def test_a_step_of_many_decodes_takes_longer_without_prompts_too(before: int, num: int) -> None:
+    """TIMES counts from what these decodes take, whatever number of them was timed before."""
+
+    def plain_s(num_decodes: int) -> float:
+        return 0.025 + (num_decodes - 1) * 0.001
+
+    pacer = ChunkPacer(None)
+    for _ in range(60):  # the second of two streams came while a prompt was computed
+        pacer.observe(before, 0, plain_s(before))
+        pacer.observe(before, 64, plain_s(before) + 64 * 0.001)
+    took_s = plain_s(num) + pacer.tokens(num) * 0.001
+    least = plain_s(num) if before == 1 else plain_s(1)  # those of many are halved at most
+    assert 0.45 * TIMES * least < took_s <= 1.1 * TIMES * plain_s(num)
+
+
 def test_one_slow_step_does_not_shorten_chunks_for_ever() -> None:
     pacer = ChunkPacer(3e-3)
     pacer.observe(4, 0, 0.5)  # it compiled something
     for _ in range(40):  # a long prompt comes: no step is without a part of it
-        num_tokens = pacer.tokens()
+        num_tokens = pacer.tokens(4)
         pacer.observe(4, num_tokens, BASE_S + num_tokens * EACH_S)
-    assert BASE_S + pacer.tokens() * EACH_S == pytest.approx(3e-3, rel=0.1)
+    assert BASE_S + pacer.tokens(4) * EACH_S == pytest.approx(3e-3, rel=0.1)
 
 
 @given(
@@ -185,7 +201,8 @@ def test_one_slow_step_does_not_shorten_chunks_for_ever() -> None:
 )
 def test_a_prompt_always_goes_on(target_s: float, steps: list[tuple[int, int, float]]) -> None:
     pacer = ChunkPacer(target_s)
-    assert pacer.tokens() == FIRST
+    assert pacer.tokens(1) == FIRST
     for step in steps:
         pacer.observe(*step)
-        assert pacer.tokens() >= LEAST and (pacer.tokens() % LEAST == 0)
+        count = pacer.tokens(max(1, step[0]))
+        assert count >= LEAST and count % LEAST == 0

@@ -100,7 +100,7 @@ class Planner:
             if self.limits.mixed:
                 left = self.limits.step_tokens - len(slots)
                 if len(slots) and (prefilling or self.queue):
-                    left = self._paced(left)
+                    left = self._paced(left, len(slots))
                 left = self._staged(prefilling, left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
@@ -110,14 +110,14 @@ class Planner:
             return self.plan(now_s) if self._resolve_deadlock() else None
         return self._make_plan(self._make_items(slots, prefills))
 
-    def _paced(self, left: int) -> int:
+    def _paced(self, left: int, num_decodes: int) -> int:
         """The tokens of prompts that a step with decodes may have, ``left`` at most."""
         if self.pacer is None or not self.limits.chunked:
             return left
         self._is_paced = not self.pacer.is_for_readers or any(
             request.wire.stream and not request.is_prefilling for request in self.running
         )
-        return min(left, self.pacer.tokens()) if self._is_paced else left
+        return min(left, self.pacer.tokens(num_decodes)) if self._is_paced else left
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
