@@ -1,6 +1,7 @@
 // Tiles of the cache in the order in which matrix tiles multiply them: pairs of channels of K, pairs of
 // tokens of V, as bfloat16.
 #pragma once
+#include "ahead.h"
 #include "kv.h"
 
 #include <immintrin.h>
@@ -13,15 +14,6 @@ RADIX_INLINE __m512i paired(vf a, vf b) {
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16),
                            _mm512_and_si512(_mm512_castps_si512(b.v), _mm512_set1_epi32(int(0xffff0000u))));
 }
-// Bytes that a later block reads. They are prefetched line by line between the steps of this block:
-// many requests at once would stall each other and all later loads.
-struct Ahead {
-    const char *at, *end;
-    RADIX_INLINE void lines(int n) {
-        for (; n > 0 && at < end; n--, at += 64) __builtin_prefetch(at, 0, 2);
-    }
-};
-
 // K of 16 tokens as pairs of channels: out [k_pad / 2][16], zeros after the last channel
 template <int DTYPE>
 static void pair_k(const void* k, int k_dim, int k_pad, uint32_t* out, Ahead ahead) {

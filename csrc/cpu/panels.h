@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "../common/transpose.h"
+#include "ahead.h"
 #include "epilogue.h"
 #include "weights.h"
 
@@ -87,10 +88,11 @@ static void direct_tile(const LinearArgs& a, const float* x, int64_t row0, int64
         for (int p = 0; p < NP; p++) finish(a, row0 + r, panel + p, acc[r][2 * p], acc[r][2 * p + 1]);
 }
 
-// One slice of k over a block of dwords, as they are or widened; partial sums rest in c[ROWS][32].
+// One slice of k over a block of dwords, as they are or widened; partial sums rest in c[ROWS][32]. A row
+// prefetches `lines` of the slice that follows.
 template <class Step, int ROWS>
 static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const float* x, float* c,
-                       bool first, bool last, int64_t row0, int64_t panel) {
+                       bool first, bool last, int64_t row0, int64_t panel, Ahead& ahead, int lines) {
     vf acc[ROWS][2];
     for (int r = 0; r < ROWS; r++) {
         acc[r][0] = first ? zero() : load(c + r * 32);
@@ -99,6 +101,7 @@ static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const
     int64_t k = 0;
     for (int part = 0; part < ROWS; part++) {
         if (last) prefetch_outputs(a, row0 + part, panel);
+        ahead.lines(lines);
         RADIX_UNROLL(4)
         for (const int64_t end = kn * (part + 1) / ROWS; k < end; k++) {
             vf u = load(wide + k * 32), v = load(wide + k * 32 + 16);
@@ -120,7 +123,7 @@ static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const
 
 using DirectTile = void (*)(const LinearArgs&, const float*, int64_t, int64_t, int64_t, int64_t);
 using BlockTile = void (*)(const LinearArgs&, const float*, int64_t, const float*, float*, bool, bool,
-                           int64_t, int64_t);
+                           int64_t, int64_t, Ahead&, int);
 
 template <class W>
 struct Tiles {
@@ -223,6 +226,14 @@ static void widen(const Weight& w, int64_t panel, int64_t k0, int64_t kn, float*
     }
 }
 
+// The bytes of a slice of a panel.
+template <class W>
+static Ahead slice_of(const Weight& w, int64_t panel, int64_t k0, int64_t kn) {
+    W reader;
+    reader.open(w, panel, k0);
+    return {reader.address(0), reader.address(kn)};
+}
+
 // Many rows: a slice of a panel is brought near, widened if it must be, and used by a block of row tiles.
 template <class W>
 static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
@@ -242,6 +253,11 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
             for (int64_t k0 = 0; k0 < k; k0 += KC) {
                 int64_t kn = k0 + KC < k ? KC : k - k0;
                 for (int64_t p = p0; p < p1; p++) {
+                    const bool is_last = p + 1 == p1, is_end = is_last && k0 + kn == k;
+                    Ahead ahead = slice_of<W>(a.w, is_end ? p1 % panels : is_last ? p0 : p + 1,
+                                              is_end ? 0 : is_last ? k0 + kn : k0, kn);
+                    const int64_t num_rows = (t1 - t0) * rt.rows;
+                    const int lines = int(((ahead.end - ahead.at) / 64 + num_rows - 1) / num_rows);
                     const float* src = wide;
                     if constexpr (W::IS_WIDE) {
                         W reader;
@@ -254,7 +270,8 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
                         float* c = sums + ((p - p0) * per_block + (t - t0)) * MAX_ROWS * 32;
                         block_for<typename W::Step>(int(rows), seq)(a, src, kn,
                                                                     x + t * rt.rows * k + k0 * rows, c,
-                                                                    k0 == 0, k0 + kn == k, t * rt.rows, p);
+                                                                    k0 == 0, k0 + kn == k, t * rt.rows, p,
+                                                                    ahead, lines);
                     }
                 }
             }
