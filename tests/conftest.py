@@ -2,7 +2,9 @@
 tests without a deadline.
 
 `TRITON_INTERPRET` is set before anything imports triton, so kernels of this process are interpreted
-on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU.
+on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU. `OMP_NUM_THREADS`
+and `OMP_WAIT_POLICY` are set before anything imports torch: threads of several workers that spin
+for each other on the same cores take most of the time. Tests that need threads ask for them.
 """
 
 import logging
@@ -20,6 +22,8 @@ from tests.fakes.interpreter import replace_language_once_a_launch
 from tests.fakes.session_folder import begin_session, end_session
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile(
     "radixlm",
@@ -60,6 +64,7 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+        torch.set_num_threads(1)  # an engine of a test before may have asked for more
     replace_language_once_a_launch()
 
 
