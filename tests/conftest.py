@@ -7,6 +7,7 @@ and `OMP_WAIT_POLICY` are set before anything imports torch: threads of several 
 for each other on the same cores take most of the time. Tests that need threads ask for them.
 """
 
+import gc
 import logging
 import os
 import random
@@ -52,8 +53,16 @@ def _restore_logging(before: _State) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # imports and the collection of tests leave hardly any garbage
+    config.add_cleanup(gc.enable)
     if begin_session():
         config.add_cleanup(end_session)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at what tests make, not at all modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
