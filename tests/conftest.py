@@ -35,6 +35,7 @@ settings.register_profile(
 )
 settings.load_profile("radixlm")
 
+WAITING = {"bench", "chaos", "end_to_end"}
 _LOGGERS = ("", log._ROOT, *log._QUIET, *log._HTTP)
 _State = list[tuple[logging.Logger, int, list[logging.Handler], bool]]
 
@@ -57,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(gc.enable)
     if begin_session():
         config.add_cleanup(end_session)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that wait for processes. One worker has them at first, and the others, which
+    take over tests from the end, use the cores meanwhile."""
+    items.sort(key=lambda item: not WAITING & set(item.nodeid.split("/")))
 
 
 def pytest_collection_finish() -> None:
