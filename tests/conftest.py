@@ -56,6 +56,7 @@ def _restore_logging(before: _State) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # imports and the collection of tests leave hardly any garbage
     config.add_cleanup(gc.enable)
+    config.add_cleanup(gc.unfreeze)
     if begin_session():
         config.add_cleanup(end_session)
 
