@@ -3,8 +3,8 @@ tests without a deadline.
 
 `TRITON_INTERPRET` is set before anything imports triton, so kernels of this process are interpreted
 on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU. `OMP_NUM_THREADS`
-and `OMP_WAIT_POLICY` are set before anything imports torch: threads of several workers that spin
-for each other on the same cores take most of the time. Tests that need threads ask for them.
+and `OMP_WAIT_POLICY` are set before anything imports torch, so that threads of several workers do
+not spin for each other on the same cores. Tests that need threads ask for them.
 """
 
 import gc
@@ -54,8 +54,6 @@ def _restore_logging(before: _State) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # imports and the collection of tests leave hardly any garbage
-    config.add_cleanup(gc.enable)
     config.add_cleanup(gc.unfreeze)
     if begin_session():
         config.add_cleanup(end_session)
@@ -67,10 +65,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not WAITING & set(item.nodeid.split("/")))
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector look at what tests make, not at all modules and tests."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect without the garbage collector, since imports and tests leave hardly any garbage, and
+    let it look later at what tests make, not at all modules and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
