@@ -29,6 +29,7 @@ class Call:
         "headers",
         "key",
         "labels",
+        "num_bytes",
         "num_logprobs",
         "rids",
         "route",
@@ -41,6 +42,7 @@ class Call:
         self.rids: list[str] = []  # of its requests with rows (``intake/rows.py``)
         self.headers: Mapping[bytes, bytes] = {}  # of its HTTP request
         self.route = ""  # path of the HTTP route that it came by
+        self.num_bytes = 0  # of its body
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()

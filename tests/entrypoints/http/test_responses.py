@@ -349,6 +349,26 @@ async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
     assert usage["input_tokens"] == usage["prompt_tokens"] < 200
 
 
+async def test_truncation_of_a_long_conversation_renders_it_a_few_times(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of more messages than the context has tokens."""
+    sizes: list[int] = []
+    make = tool_loop.make_chat_session
+
+    async def made(state: Any, chat: Any) -> Any:
+        sizes.append(len(chat.messages))
+        return await make(state, chat)
+
+    monkeypatch.setattr(tool_loop, "make_chat_session", made)
+    given = [{"role": "user", "content": f"word {i}"} for i in range(3000)]
+    got = await server.post("/v1/responses", input=given, truncation="auto", max_output_tokens=9)
+    assert got.status_code == 200, got.text
+    kept, length = min(sizes), got.json()["usage"]["input_tokens"]
+    assert 10 < kept < 1000 and 1900 < length <= 2048 - 9
+    assert len(sizes) < 16
+
+
 @pytest.mark.parametrize(
     ("context", "kept"), [(99, "abcde"), (98, "bcde"), (39, "e"), (9, "e"), (41, "cde")]
 )

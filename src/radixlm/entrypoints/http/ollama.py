@@ -17,6 +17,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.off_loop import off_loop_by_body
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.completions import filled
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
@@ -164,8 +165,7 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
-    messages = [_message(message, i) for i, message in enumerate(body.messages)]
-    session = await make_chat_session(state, _chat(body, messages, body.tools))
+    session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
     return await _answer(request, OllamaAnswer(session, body.model, True), body)
 
 
@@ -179,11 +179,7 @@ async def generate(request: Request) -> Response:
     reject_unsupported(body)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
-    content = _with_images(body.prompt, body.images)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if body.system:
-        messages.insert(0, {"role": "system", "content": body.system})
-    chat = _chat(body, messages, None)
+    chat = await off_loop_by_body(_chat_of_prompt, body)
     if body.raw or body.suffix:
         text = filled(state, body.prompt, body.suffix)
         chat.input_ids = state.require_tokenizer().encode(text)
@@ -195,6 +191,19 @@ async def generate(request: Request) -> Response:
 def _loaded(model: str) -> dict[str, Any]:
     """The answer to an empty request, which clients send to load a model."""
     return {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
+
+
+def _chat_of(body: OllamaChat) -> ChatRequest:
+    messages = [_message(message, i) for i, message in enumerate(body.messages or ())]
+    return _chat(body, messages, body.tools)
+
+
+def _chat_of_prompt(body: OllamaGenerate) -> ChatRequest:
+    content = _with_images(body.prompt, body.images)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return _chat(body, messages, None)
 
 
 def _chat(

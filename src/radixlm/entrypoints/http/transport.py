@@ -21,6 +21,7 @@ from radixlm.entrypoints.http.progress import PROGRESS, comments
 from radixlm.entrypoints.http.resume import begin_stream, first_block, should_cut, take_resume
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.request_model import M, read
+from radixlm.intake.call import current_call
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,6 +81,8 @@ async def body_bytes(request: Request) -> bytes:
             param="Content-Encoding",
         )
     data = await request.body()
+    if (call := current_call()) is not None:
+        call.num_bytes = len(data)
     if b"\0" in data[:4]:
         raise InvalidRequest("the body is UTF-16 or UTF-32, and JSON is UTF-8")
     return data.removeprefix(codecs.BOM_UTF8)  # which some editors and shells write

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.off_loop import off_loop
+from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
@@ -28,6 +28,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     request_of,
     sampling_of,
     truncated,
+    unheld_of_body,
 )
 from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.state import ServerState
@@ -130,18 +131,13 @@ class Answer:
 
 async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
     """Check a chat request and render its prompt. Errors name the field."""
-    check_request(body)
-    model = state.check_model(body.model)
-    check_messages(body.messages)
-    sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
+    model, sources, chosen, variables = await off_loop_by_body(_checked, state, body)
     if sources and state.media is not None:
         await state.media.ready()  # the prompt has its placeholders
-    chosen = _tools(state, body)
-    variables = template_variables(state, body)
     prompt = await _render(state, body, chosen, variables)
     name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
-    request = await _request(state, body, chosen, prompt, shown)
+    request = await off_loop_by_body(_request, state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
     request.prediction = await _prediction_ids(state, body.prediction)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
@@ -155,6 +151,17 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
         starts_inside=shown is not None and reasoning.starts_inside(shown, prompt),
         num_earlier_calls=sum(_num_calls(m) for m in body.messages),
     )
+
+
+def _checked(
+    state: ServerState, body: ChatRequest
+) -> tuple[str, Sequence[MediaSource], Tools, dict[str, Any]]:
+    """The model, the media, the tools and the variables of the template."""
+    check_request(body)
+    model = state.check_model(body.model)
+    check_messages(body.messages)
+    sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
+    return model, sources, _tools(state, body), template_variables(state, body)
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -307,7 +314,7 @@ async def _render(
     )
 
 
-async def _request(
+def _request(
     state: ServerState, body: ChatRequest, chosen: Tools, prompt: str, shown: str | None
 ) -> GenerateRequest:
     limit = body.max_completion_tokens
@@ -324,7 +331,7 @@ async def _request(
     rids = body.rid if isinstance(body.rid, list) else [body.rid]
     if len(rids) != 1:
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
-    request = request_of(state, body, sampling, rids[0])
+    request = request_of(state, body, sampling, unheld_of_body(body, sampling), rids[0])
     request.logprobs = _logprob_need(body, state.intake.facts.vocab)
     return request
 
@@ -407,15 +414,19 @@ async def collect(session: ChatSession) -> list[Answer]:
     (outputs,) = await generate.collect(session.state, [session.request])
     answers = []
     for output in outputs:
-        parser = session.parser()
-        parsed = parser.feed(output.text)
-        parsed.absorb(parser.finish())
-        reason = _reason(parser, output)
-        error = await off_loop(len(parsed.text), _schema_error, session, parsed, output)
-        if error:
-            note_warning(f"choice {output.index}: {error}")
-        answers.append(Answer(output.index, parsed, output, reason or "stop", error))
+        answer = await off_loop(len(output.text), _answer, session, output)
+        if answer.schema_error:
+            note_warning(f"choice {output.index}: {answer.schema_error}")
+        answers.append(answer)
     return answers
+
+
+def _answer(session: ChatSession, output: Output) -> Answer:
+    parser = session.parser()
+    parsed = parser.feed(output.text)
+    parsed.absorb(parser.finish())
+    reason, error = _reason(parser, output), _schema_error(session, parsed, output)
+    return Answer(output.index, parsed, output, reason or "stop", error)
 
 
 def _schema_error(session: ChatSession, parsed: ParsedDelta, output: Output) -> str:
@@ -452,5 +463,8 @@ async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
             if is_checked:
                 whole.setdefault(output.index, ParsedDelta()).absorb(parsed)
                 if output.finish is not None:
-                    error = _schema_error(session, whole[output.index], output)
+                    checked = whole[output.index]
+                    error = await off_loop(
+                        len(checked.text), _schema_error, session, checked, output
+                    )
             yield Delta(output.index, is_first, parsed, output, reason, error)

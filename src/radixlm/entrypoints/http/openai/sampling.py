@@ -130,26 +130,33 @@ def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
     return wrapper is not None and wrapper.get("strict") is True
 
 
+def unheld_of_body(body: Generation, sampling: SamplingParams) -> UnheldSchema | None:
+    """What of the schema is not enforced; InvalidRequest if it is to be strict."""
+    is_given = (body.response_format or {}).get("type") == "json_schema"
+    where = "response_format.json_schema.schema" if is_given else "json_schema"
+    unheld = unheld_of(sampling.json_schema, where)
+    if _is_strict(body.response_format):
+        refuse_unheld(unheld)
+    return unheld
+
+
 def request_of(
     state: ServerState,
     body: Generation,
     sampling: SamplingParams,
+    unheld: UnheldSchema | None,
     rid: str | None,
     index: int = 0,
     count: int = 1,
 ) -> GenerateRequest:
     """A request for intake, of prompt ``index`` of ``count``, without prompt and
-    log-probabilities."""
+    log-probabilities. ``unheld``: ``unheld_of_body``."""
     options = request_options(lambda name: getattr(body, name), index, count)
     options["names"] |= client_names(body)
     options["adapter"] = state.adapter_of(body.model, options["adapter"])
     grammar = grammar_of(sampling)
-    is_given = (body.response_format or {}).get("type") == "json_schema"
-    where = "response_format.json_schema.schema" if is_given else "json_schema"
-    unheld = unheld_of(sampling.json_schema, where)
     if grammar is not None and _is_strict(body.response_format):
         grammar = msgspec.structs.replace(grammar, is_strict=True)
-        refuse_unheld(unheld)
     request = GenerateRequest(
         sampling=sampling,
         grammar=grammar,
