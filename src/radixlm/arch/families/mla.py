@@ -15,7 +15,7 @@ from radixlm.arch.families.linear import channel_delta
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
-from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe, Norm
+from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -134,10 +134,9 @@ BAILING: Names = {
 
 def bailing_hybrid(c: Config) -> Decoder:
     """KDA delta nets and gated latent attention, as in Kimi Linear."""
-    c.refuse("hidden_act", "silu")
     heads, dim = c.get("linear_num_heads", c.num_attention_heads), c.get("linear_head_dim")
     width = c.get("linear_conv_kernel_dim", c.short_conv_kernel_size)
-    fades = channel_delta(heads, dim or c.head_dim, width, Norm(c.rms_norm_eps))
+    fades = channel_delta(c, heads, dim or c.head_dim, width)
     floor = float(c.kda_lower_bound) if c.kda_safe_gate else 0.0
     state = replace(fades, low_rank=False, decay_floor=floor)
     attends = replace(latent(c, interleaved=True), gate="head")
