@@ -344,6 +344,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "modernbert-decoder": "gpt:modernbert_decoder_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
+    "paddleocr_vl_text": "ernie:paddleocr_config",
     "rwkv": "rwkv:rwkv_config",
     "step3p5": "step:step_config",
     "step3p7": "step:step_config",
