@@ -8,8 +8,9 @@ from radixlm.arch.families.builders import build_decoder, rms
 from radixlm.arch.families.cohere import cohere, cohere2
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.drafts import NO_NORM, moved
-from radixlm.arch.families.llama import llama
+from radixlm.arch.families.llama import llama, mistral
 from radixlm.arch.families.llama4 import llama4
+from radixlm.arch.families.mistral_native import HEAD_PROJECTION
 from radixlm.arch.families.mla import mistral4
 from radixlm.arch.families.qwen import qwen2, qwen3
 from radixlm.arch.names import LAYER, AnyOf
@@ -40,14 +41,14 @@ def qwen2_eagle(c: Config) -> Draft:
 
 def _whole_eagle(decoder: Decoder, bias: bool = False) -> Draft:
     """Whole blocks of the model's kind and a last norm, behind which the next step reads too."""
-    plain = moved(decoder, "layers.{i}.", draft_join="fc", norm="norm")
+    plain = moved(decoder, "layers.{i}.", draft_join=AnyOf("fc", HEAD_PROJECTION), norm="norm")
     under = moved(decoder, LAYER, draft_join="model.fc", norm="model.norm")
     names = {role: AnyOf(plain[role], under[role]) for role in plain}
     return Draft(replace(decoder, names=names, tied=False), join_bias=bias)
 
 
 def mistral_eagle(c: Config) -> Draft:
-    return _whole_eagle(llama(c))
+    return _whole_eagle(mistral(c))
 
 
 def mistral_large3_eagle(c: Config) -> Draft:

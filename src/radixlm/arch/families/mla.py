@@ -12,6 +12,7 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.deepseek import deepseek_v32, latent, routed
 from radixlm.arch.families.linear import channel_delta
+from radixlm.arch.families.mistral_native import native
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
@@ -27,7 +28,7 @@ def mistral4(c: Config) -> Decoder:
     if p.get("llama_4_scaling_beta"):
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
         mixer = replace(mixer, logn_scaling=LogNScaling(p["llama_4_scaling_beta"], period))
-    return build_decoder(c, mixer, routed(c))
+    return native(c, build_decoder(c, mixer, routed(c)))
 
 
 def _gated_norm(role: str, stored: str) -> Names:
