@@ -30,8 +30,8 @@ class ModelConfig(Group):
     model_path: Annotated[
         str,
         "Folder of a checkpoint in Hugging Face format or Mistral's own (params.json), a .gguf "
-        "file, the name of a model on a hub (org/name, org/name@revision, org/name:Q4_K_M), or of a "
-        "bundled one, or a URL (s3://, redis://, http://, https://) whose weights are streamed.",
+        "file, the name of a model on a hub (org/name, org/name@revision, org/name:Q4_K_M), or of "
+        "a bundled one, or a URL (s3://, redis://, http://, https://) whose weights are streamed.",
         Flag(("--model",)),
     ] = "radix-tiny"
     tokenizer_path: Annotated[

@@ -1,6 +1,7 @@
 """A folder in Mistral's own format, as a checkpoint folder: config.json made of params.json, the
 weights and the tokenizer by links."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def unpacked(folder: Path) -> Path:
 def _is_head(folder: Path) -> bool:
     """Whether the weights are those of an EAGLE head."""
     weights = sorted(folder.glob(f"{_WEIGHTS}*.safetensors"))
-    return f"{HEAD_PROJECTION}.weight" in SafetensorsSource(weights, None).sizes()
+    with closing(SafetensorsSource(weights)) as source:
+        return f"{HEAD_PROJECTION}.weight" in source.sizes()
 
 
 def _renamed(name: str) -> str:

@@ -84,9 +84,8 @@ def config_of(params: Mapping[str, Any], source: str, is_head: bool = False) -> 
     out |= {"bos_token_id": 1, "max_position_embeddings": 128_000, "head_dim": None}
     out |= {new: params[old] for old, new in _KEYS.items() if params.get(old) is not None}
     out |= {key: params[key] for key in _SAME if params.get(key) is not None}
-    architecture = _kind(params, out, is_head)
-    out["architectures"] = [architecture[0]]
-    out["model_type"] = architecture[1]
+    architecture, out["model_type"] = _kind(params, out, is_head)
+    out["architectures"] = [architecture]
     out["rope_parameters"] = _rope(params)
     out |= _window(params, out)
     quantization = params.get("quantization")
@@ -148,5 +147,7 @@ def _window(params: Mapping[str, Any], out: Mapping[str, Any]) -> dict[str, Any]
     count = out.get("num_hidden_layers", 0)
     windows = (window * count)[:count]
     kinds = ["full_attention" if one is None else "sliding_attention" for one in windows]
-    found = {"sliding_window": next(filter(None, window), None), "layer_types": kinds}
-    return found | {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
+    found: dict[str, Any] = {"sliding_window": next(filter(None, window), None)}
+    if out["architectures"] == ["MistralForCausalLM"]:  # whose class has one window for all layers
+        found |= {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
+    return found | {"layer_types": kinds}
