@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 from tests.multimodal.tiny import Tiny, save
 from tests.multimodal.tiny_more import paddleocr_vl
-from tests.multimodal.tiny_newer import cosmos3_edge
+from tests.multimodal.tiny_newer import cosmos3_edge, hyperclovax_vision_v2
 from tests.multimodal.tiny_vision import molmo2
 
 # changes of the whole config and of its text config
@@ -25,6 +25,7 @@ CASES: list[tuple[Callable[[], Tiny], dict[str, Any], dict[str, Any]]] = [
     (molmo2, {"tie_word_embeddings": True}, {}),
     (cosmos3_edge, {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
     (paddleocr_vl, {}, {"use_bias": True}),
+    (hyperclovax_vision_v2, {"tie_word_embeddings": False}, {}),
 ]
 
 

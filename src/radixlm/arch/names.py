@@ -67,7 +67,10 @@ DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
     "head": AnyOf(
-        *(f"{at}lm_head" for at in ("", "language_model.", "llm.", "language.", "thinker."))
+        *(
+            f"{at}lm_head"
+            for at in ("", "language_model.", "llm.", "language.", "thinker.", "model.")
+        )
     ),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
