@@ -88,7 +88,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     ``wire/media.py``. ``rope_ids``: int32 [3, prompt], the positions for M-RoPE where they differ
     from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
     (0 = none), equal in all processes of one machine. ``fair_key``: the client, ``call_key``: the
-    body that the request came in; both take turns. ``is_quarantined``: an engine died while it
+    body that the request came in; both take turns. ``routing_key``: requests of equal ones are
+    best computed together. ``is_quarantined``: an engine died while it
     held the request, so its prompt is computed in steps of its own. Only requests whose
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
@@ -119,6 +120,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     pooling: PoolingParams | None = None
     fair_key: str | None = None
     call_key: str | None = None
+    routing_key: str | None = None
     stream: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
     prediction: bytes = b""

@@ -283,6 +283,7 @@ def _request(
     request.unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
     if values.get("return_logprob"):
         request.logprobs = _logprobs(values, sampling.max_new_tokens == 0)
+    request.routing_key = values.get("routing_key")
     request.requires_reasoning = bool(values.get("require_reasoning"))
     request.max_thinking_tokens = values.get("max_thinking_tokens")
     request.shows_prompt_ids = bool(values.get("return_prompt_token_ids"))
