@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixlm.entrypoints.reasoning import apply_reasoning
+from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.intake.records import GenerateRequest
+from radixlm.wire.requests import GrammarSpec
 from radixlm.wire.sampling_params import SamplingParams
 
 
@@ -50,3 +51,23 @@ def test_another_processor_goes_before_the_limit_of_the_server(
     request = GenerateRequest(prompt="Why?", sampling=SamplingParams(), processor="mine")
     apply_reasoning(request, "qwen3")
     assert request.processor == "mine" and request.sampling.custom_params is None
+
+
+@pytest.mark.parametrize("bound", [None, 5])
+def test_strict_reasoning_holds_no_tool_calls(bound: int | None) -> None:
+    def params(parser: str | None, grammar: GrammarSpec | None = None, **fields: Any) -> Any:
+        sampling = SamplingParams()
+        request = GenerateRequest(prompt="Why?", sampling=sampling, grammar=grammar, **fields)
+        request.max_thinking_tokens = bound if not fields and parser else None
+        apply_reasoning(request, parser)
+        make_strict(request, parser)
+        return request.sampling.custom_params or {}
+
+    assert params("qwen3")["excluded"] == ["<tool_call>"]
+    assert params("qwen3").get("thinking_budget") == bound
+    assert params("qwen3", GrammarSpec("regex", "a", after="</think>"))["excluded"]
+    # else nothing would be allowed once the grammar has ended
+    assert "excluded" not in params("qwen3", GrammarSpec("regex", "a"))
+    assert not params("qwen3", processor="mine") and not params(None)
+    # gpt-oss calls tools before its reasoning has ended
+    assert "excluded" not in params("gpt-oss")

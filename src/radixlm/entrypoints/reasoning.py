@@ -1,5 +1,7 @@
 """Requests for a model that reasons: a grammar behind the reasoning, and a bound on its length."""
 
+from typing import Any
+
 import msgspec
 
 from radixlm.base.env import MAX_THINK_TOKENS
@@ -62,9 +64,29 @@ def _bound(request: GenerateRequest, parser: str) -> None:
     own, default = request.max_thinking_tokens, _default_bound(request)
     if own is None and default is None:
         return
-    request.processor = _PROCESSOR
-    markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
     less = {} if default is None else {"thinking_budget": min(default, _MAX_BUDGET)}
     more = {} if own is None else {"thinking_budget": min(own, _MAX_BUDGET)}
+    _process(request, parser, less, more)
+
+
+def make_strict(request: GenerateRequest, parser: str | None) -> None:
+    """Keep tool calls and the end of the answer out of the reasoning, once the request's grammar is
+    known. Nothing changes where it begins with the first token, or where the request has another
+    logit processor."""
+    grammar = request.grammar or grammar_of(request.sampling)
+    starts_at_once = grammar is not None and grammar.after is None
+    if parser is None or starts_at_once or request.processor not in (None, _PROCESSOR):
+        return
+    if excluded := reasoning.excluded_markers(parser):
+        _process(request, parser, {}, {"excluded": list(excluded)})
+
+
+def _process(
+    request: GenerateRequest, parser: str, less: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Choose the logit processor of the reasoning. Its options: ``less`` give way to those of the
+    request, and these to ``more``."""
+    request.processor = _PROCESSOR
+    markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
     params = markers | less | (request.sampling.custom_params or {}) | more
     request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)

@@ -29,7 +29,7 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
-from radixlm.entrypoints.reasoning import apply_reasoning
+from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
@@ -57,6 +57,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     await take_resume(batch.resume)
     for one in batch.requests:
         apply_reasoning(one, state.reasoning_format)
+        if state.config.serve.enable_strict_thinking:
+            make_strict(one, state.reasoning_format)
         apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"

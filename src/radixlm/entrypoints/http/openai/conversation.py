@@ -33,6 +33,7 @@ from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of, with_options
+from radixlm.entrypoints.reasoning import make_strict
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.stream_journal import draws
@@ -145,6 +146,8 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     await _set_prompt(state, body, request, prompt, sources)
     request.prediction = await _prediction_ids(state, body.prediction)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
+    if state.config.serve.enable_strict_thinking:
+        make_strict(request, name)
     return ChatSession(
         state=state,
         body=body,
