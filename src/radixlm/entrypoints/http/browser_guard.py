@@ -33,7 +33,7 @@ INFERENCE_PATHS = frozenset(
     "/v1/messages /v1/messages/count_tokens /v1/audio/transcriptions /v1/audio/translations "
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
-    "/api/chat /api/generate /api/tags /api/ps /api/show /api/version /api/embed "
+    "/api/chat /api/generate /api/tags /api/ps /api/show /api/pull /api/version /api/embed "
     "/api/embeddings /completion /infill /apply-template "
     "/v1/chat/completions/batch /v1/chat/completions/render /v1/completions/render".split()
 )

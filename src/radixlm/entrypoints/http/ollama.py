@@ -99,6 +99,14 @@ class OllamaShow(Body):
     verbose: bool | None = None
 
 
+class OllamaPull(Body):
+    """POST /api/pull."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = True
+
+
 @dataclass(slots=True)
 class OllamaAnswer:
     """One answer, of /api/chat (a message) or of /api/generate (a response)."""
@@ -370,9 +378,6 @@ async def show(request: Request) -> Response:
     body = await read_body(request, OllamaShow, any_type=True)
     state = state_of(request)
     state.check_model(body.model or body.name or "")
-    capabilities = ["completion"]
-    capabilities += ["tools"] if state.tool_format else []
-    capabilities += ["thinking"] if state.reasoning_format else []
     family = state.info.model_type
     facts = {
         "general.architecture": family,
@@ -387,10 +392,37 @@ async def show(request: Request) -> Response:
             "template": state.template.source if state.template else "",
             "details": _details(state),
             "model_info": facts,
-            "capabilities": capabilities,
+            "capabilities": _capabilities(state),
             "modified_at": datetime.fromtimestamp(state.started_s, UTC).isoformat(),
         }
     )
+
+
+def _capabilities(state: ServerState) -> list[str]:
+    """What the model can do, in Ollama's words, by which clients choose what they offer."""
+    if not state.intake.facts.is_generation:
+        return ["embedding"]
+    kinds = state.media.kinds if state.media is not None else ()
+    found = {
+        "completion": True,
+        "vision": "image" in kinds,
+        "audio": "audio" in kinds,
+        "tools": state.tool_format is not None,
+        "thinking": state.reasoning_format is not None,
+        "insert": state.fim is not None,
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+@router.post("/api/pull", openapi_extra=documented(OllamaPull))
+async def pull(request: Request) -> Response:
+    """Nothing is fetched: the model that is served is there, whatever its name."""
+    body = await read_body(request, OllamaPull, any_type=True)
+    state_of(request).check_model(body.model or body.name or "")
+    if body.stream is False:
+        return json_response({"status": "success"})
+    lines = ({"status": "pulling manifest"}, {"status": "success"})
+    return Response(b"".join(map(_line, lines)), media_type=NDJSON)
 
 
 @router.get("/api/version")
