@@ -248,6 +248,10 @@ async def test_where_cached_tokens_were(server: ScriptedServer) -> None:
             "response_format.schema",
         ),
         (
+            {"messages": user("x"), "response_format": {"type": "json_object", "value": 5}},
+            "response_format.value",
+        ),
+        (
             {
                 "messages": [*user("x"), {"role": "assistant", "content": "y"}],
                 "continue_final_message": True,
@@ -331,6 +335,16 @@ async def test_what_is_not_enforced_is_told(server: ScriptedServer, stream: bool
     assert got.headers["X-RadixLM-Warning"] == "sampling_params.json_schema: not enforced: not"
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json"])
+async def test_the_schema_of_hugging_faces_clients_is_read(
+    server: ScriptedServer, kind: str
+) -> None:
+    """They send a json_schema in TGI's form."""
+    asked = {"type": kind, "value": {"type": "array", "uniqueItems": True}}
+    got = await server.post(CHAT, messages=user("x"), response_format=asked)
+    assert "not enforced: uniqueItems" in got.headers["X-RadixLM-Warning"]
+
+
 SCRIPTED = {"same": "[1, 1]", "other": "[1, 2]"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
 
@@ -392,6 +406,8 @@ async def test_forced_calls_are_checked_too(loose: ScriptedServer, strict: bool)
     assert got.headers["X-RadixLM-Warning"].startswith(f"{where}: not enforced: not; choice 0: ")
     got = await loose.post(CHAT, **body, stream=True)
     assert last_choice(got.text)["schema_error"] == choice["schema_error"]
+    mistral = await loose.post(CHAT, **body | {"tool_choice": "any"})
+    assert mistral.json()["choices"][0]["schema_error"] == choice["schema_error"]
     auto = await loose.post(CHAT, **body | {"tool_choice": "auto"})
     assert "X-RadixLM-Warning" not in auto.headers
 

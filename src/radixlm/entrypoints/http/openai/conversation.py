@@ -199,6 +199,8 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     specs = tool_specs(listed)
     if choice is None:
         choice = "auto" if specs else "none"
+    if choice == "any":  # Mistral's word
+        choice = "required"
     if choice == "none":
         return Tools()
     if not specs and choice != "auto":

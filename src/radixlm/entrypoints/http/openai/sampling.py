@@ -76,8 +76,10 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     kind = response_format.get("type")
     if kind == "text":
         return {}
-    if kind == "json_object":
-        return {"json_schema": _schema(response_format, "response_format")}
+    if kind in ("json_object", "json"):
+        # Hugging Face's clients send TGI's form, whose schema is "value"
+        name = "value" if "value" in response_format else "schema"
+        return {"json_schema": _schema(response_format, "response_format", name)}
     if kind == "json_schema":
         where = "response_format.json_schema"
         wrapper = _wrapper(response_format)
@@ -97,12 +99,12 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _schema(wrapper: Mapping[str, Any], where: str) -> Any:
-    schema = wrapper.get("schema")
+def _schema(wrapper: Mapping[str, Any], where: str, name: str = "schema") -> Any:
+    schema = wrapper.get(name)
     if schema is None:
         return ANY_JSON_OBJECT
     if not isinstance(schema, Mapping | bool):
-        raise InvalidRequest(f"{where}.schema must be an object", f"{where}.schema")
+        raise InvalidRequest(f"{where}.{name} must be an object", f"{where}.{name}")
     return dict(schema) if isinstance(schema, Mapping) else schema
 
 
