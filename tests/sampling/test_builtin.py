@@ -108,6 +108,13 @@ def test_markers_are_excluded_from_the_reasoning(
     assert sorted(set(range(VOCAB)) - set(left)) == banned
 
 
+def test_markers_of_several_tokens_exclude_nothing() -> None:
+    known = LogitProcessors(BUILTIN_PROCESSORS, ServerFacts(VOCAB, (), load_tokenizer))
+    params = {"excluded": ["<two>"]}
+    known.get("thinking_budget").check(params)
+    assert len(allowed(known, "thinking_budget", params, [5, 8], [6])) == VOCAB
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [

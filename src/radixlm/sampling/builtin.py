@@ -112,7 +112,8 @@ class ThinkingBudget:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        if not self._excluded(params):
+        self._excluded(params)
+        if not (params or {}).get("excluded"):
             read_int(params, "thinking_budget", 0)
         for text in self._texts(params)[:2]:
             if not self._encode(text):
