@@ -243,6 +243,24 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert bad.json()["error"]["param"] == "label_token_ids"
 
 
+async def test_a_score_head_reads_query_and_item_one_after_the_other(
+    pooled: ScriptedServer,
+) -> None:
+    pooled.state.info.decoder.pool = Pool(gives="scores")
+    # the engine of these tests gives 3 and 4 + the first token
+    ids = (await pooled.post("/v1/score", query=[5, 6], items=[[7], [8, 9]])).json()
+    assert ids["scores"] == [[3.0, 9.0]] * 2 and ids["usage"]["prompt_tokens"] == 3 + 4
+    turned = await pooled.post("/v1/score", query=[5, 6], items=[[7]], item_first=True)
+    assert turned.json()["scores"] == [[3.0, 11.0]]
+    text = (await pooled.post("/v1/score", query="hi ", items="you")).json()
+    whole = (await pooled.post("/classify", text="hi you")).json()
+    assert text["scores"] == [whole["embedding"]]
+    assert text["usage"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"]
+    for query, item in (("q", [7]), ([5], "a"), ([5], [4096])):
+        refused = await pooled.post("/v1/score", query=query, items=[item])
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "items"
+
+
 async def test_rerank_sorts_by_likeness(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/rerank", query="hi", documents=["a", "hi", "z"])).json()
     assert got[0]["document"] == "hi" and got[0]["index"] == 1
