@@ -206,6 +206,45 @@ def test_signs_are_packed_into_bytes() -> None:
     assert cohere._as("binary", [vector]) == [[0b10110001 - 128]]
 
 
+async def test_a_conversation_is_an_input_too(pooled: ScriptedServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for adds in (False, True):
+        asked = {"messages": messages, "add_generation_prompt": adds}
+        ids = (await pooled.post("/tokenize", **asked)).json()["tokens"]
+        for path in ("/v1/embeddings", "/pooling", "/invocations"):
+            got = (await pooled.post(path, **asked)).json()
+            row = got["data"][0]
+            assert got["usage"]["prompt_tokens"] == len(ids), path
+            assert row.get("embedding", row.get("data")) == [3.0, 4.0 + ids[0]]
+    given = "the opening"
+    ended = [*messages, {"role": "assistant", "content": given}]
+    asked = {"messages": ended, "continue_final_message": True, "add_generation_prompt": False}
+    ids = (await pooled.post("/tokenize", **asked)).json()["tokens"]
+    got = (await pooled.post("/v1/embeddings", **asked, truncate_prompt_tokens=-1)).json()
+    assert got["usage"]["prompt_tokens"] == len(ids)
+    pooled.state.info.decoder.pool = Pool(gives="scores", labels=("no", "yes"))
+    for path in ("/classify", "/v1/classify", "/invocations"):
+        got = (await pooled.post(path, messages=messages)).json()
+        assert got["data"][0]["label"] == "yes", path
+
+
+async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: ScriptedServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    for body, param in (
+        ({}, "input"),
+        ({"input": "hi", "messages": messages}, "input"),
+        ({"messages": []}, "messages"),
+        ({"messages": image}, "messages[0].content[0]"),
+        ({"messages": messages, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": messages, "continue_final_message": True}, "messages"),
+        ({"input": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "hi", "add_special_tokens": False}, "add_special_tokens"),
+    ):
+        got = await pooled.post("/v1/embeddings", **body)
+        assert got.status_code == 400 and got.json()["error"]["param"] == param, (body, got.text)
+
+
 async def test_native_encode(pooled: ScriptedServer) -> None:
     one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0

@@ -138,7 +138,7 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
         await state.media.ready()  # the prompt has its placeholders
     chosen = _tools(state, body)
     variables = template_variables(state, body)
-    prompt = await _render(state, body, chosen, variables)
+    prompt = await rendered(state, body, chosen, variables)
     name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
     request = await _request(state, body, chosen, prompt, shown)
@@ -278,9 +278,10 @@ def _grammar_after(
 # ---- prompt and request --------------------------------------------------------------------
 
 
-async def _render(
+async def rendered(
     state: ServerState, body: ChatRequest, chosen: Tools, variables: Mapping[str, Any]
 ) -> str:
+    """The text of the prompt; of ``input_ids`` its end. InvalidRequest names the field."""
     if body.input_ids is not None:  # its end tells whether the answer begins in the reasoning
         tail = [i for i in body.input_ids[-_TAIL_IDS:] if 0 <= i <= MAX_TOKEN_ID]
         return state.require_tokenizer().decode(tail, skip_special_tokens=False)

@@ -38,11 +38,13 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class MultimodalPrompt:
     """Media with an optional text. ``is_rendered``: the text is a prompt with placeholders; else
-    text and media are a user message for the chat template."""
+    text and media are a user message for the chat template. ``adds_special_tokens``: to a rendered
+    one."""
 
     text: str | None
     sources: tuple[MediaSource, ...]
     is_rendered: bool = False
+    adds_special_tokens: bool = True
 
 
 Prompt = str | list[int] | Pair | MultimodalPrompt
@@ -130,6 +132,8 @@ async def pool(
         ids: list[int] | None = None
         read, first_len = None, 0
         if isinstance(prompt, MultimodalPrompt):
+            if limit not in (None, -1):
+                raise InvalidRequest(f"{where}: a prompt with media is not truncated", where)
             read = await _media_prompt(state, prompt, where)
         else:
             ids, first_len = await _ids(state, prompt, where, param, prefix, limit)
@@ -176,7 +180,7 @@ async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str
             raise InvalidRequest(f"{where}: a vector is of a text or of one image", where)
         return await reader.vector(sources[0])
     if prompt.is_rendered:
-        return await reader.prompt(text or "", sources, True)
+        return await reader.prompt(text or "", sources, prompt.adds_special_tokens)
     await reader.ready()
     parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]
     if text:
