@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
+from radixlm.text.chat import ChatTemplate
+
 CHAT = "/v1/chat/completions"
 ADD = {
     "type": "function",
@@ -139,6 +141,24 @@ async def test_ids_beside_messages_give_the_same_reasoning(server: ScriptedServe
     ids += (await server.post("/tokenize", prompt="</think>")).json()["tokens"]
     after = (await server.post(CHAT, **body, input_ids=ids)).json()["choices"][0]["message"]
     assert inside["reasoning_content"] and inside != after
+
+
+async def test_roles_that_the_template_names_are_taken(server: ScriptedServer) -> None:
+    written = server.state.template
+    server.state.template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'ipython' %}<tool>{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    )
+    try:
+        messages = [*user("hi"), {"role": "ipython", "content": "[1]"}]
+        got = await server.post(CHAT, messages=messages, return_prompt_token_ids=True)
+        ids = got.json()["choices"][0]["prompt_token_ids"]
+        assert server.tokenizer.decode(ids) == "hi<tool>[1]", got.text
+        for role in ("python", "", None, ["ipython"]):
+            got = await server.post(CHAT, messages=[{"role": role, "content": "a"}])
+            assert got.json()["error"]["param"] == "messages[0].role", got.text
+    finally:
+        server.state.template = written
 
 
 async def test_a_stop_string_never_leaks(server: ScriptedServer) -> None:

@@ -242,6 +242,32 @@ async def test_a_bad_field_is_named(
     assert got.json()["error"]["param"] == param
 
 
+async def test_sampling_fields_of_vllm_reach_the_engine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    hooks = server.engine.scheduler.hooks
+    monkeypatch.setattr(hooks, "arrive", lambda request: seen.append(request.wire))
+    fields: dict[str, Any] = {
+        "structured_outputs": {"choice": ["a", "b"]},
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "logit_bias": {"5": 1.5},
+        "max_output_tokens": 4,
+    }
+    got = await server.post("/v1/responses", input="hi", **fields)
+    assert got.status_code == 200 and "X-RadixLM-Ignored" not in got.headers, got.headers
+    (wire,) = seen
+    assert (wire.grammar.kind, wire.grammar.value) == ("regex", "(a|b)")
+    sampling = wire.sampling
+    assert (sampling.no_stop_trim, sampling.ignore_eos, sampling.min_new_tokens) == (True, True, 2)
+    assert sampling.logit_bias == {5: 1.5}
+    both = {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}
+    refused = await server.post("/v1/responses", input="hi", **both)
+    assert refused.status_code == 400 and "regex" in refused.text, refused.text
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
 def test_a_store_keeps_and_forgets(tmp_path: Path, kind: str) -> None:
     store: ResponseStore = MemoryStore(capacity=2)

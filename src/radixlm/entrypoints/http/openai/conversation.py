@@ -37,6 +37,7 @@ from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.stream_journal import draws
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
+from radixlm.text.chat import ChatTemplate
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tokenizer import MAX_TOKEN_ID
 from radixlm.text.tools import registry as tools
@@ -132,7 +133,7 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     """Check a chat request and render its prompt. Errors name the field."""
     check_request(body)
     model = state.check_model(body.model)
-    check_messages(body.messages)
+    check_messages(body.messages, state.template)
     sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
     if sources and state.media is not None:
         await state.media.ready()  # the prompt has its placeholders
@@ -157,16 +158,21 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     )
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """InvalidRequest for a message without a known role or without content."""
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None = None
+) -> None:
+    """InvalidRequest for a message without content, or without a role that is OpenAI's or that the
+    template names."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
         role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
+        if not isinstance(role, str) or not (
+            role in ROLES or (template is not None and template.names_role(role))
+        ):
             raise InvalidRequest(
-                f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, "
-                f"not {role!r:.80}",
+                f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, or one that "
+                f"the chat template names, not {role!r:.80}",
                 param=f"messages[{index}].role",
             )
         content = message.get("content")

@@ -27,7 +27,6 @@ class Conversation(Body):
     mm_processor_kwargs: dict[str, Any] | None = None
 
 
-
 def check_input(body: Conversation, value: Any) -> None:
     """InvalidRequest unless one of ``value``, the field ``input``, and ``messages`` is given."""
     if (value is None) == (body.messages is None):
@@ -47,7 +46,7 @@ async def prompt_of(state: ServerState, body: Conversation, truncates: bool) -> 
     """The prompt of ``body.messages``. ``truncates``: it may be longer than the context."""
     names = Conversation.model_fields.keys() - {"chat_template"}
     chat = make(ChatRequest, {name: getattr(body, name) for name in names})
-    check_messages(chat.messages)
+    check_messages(chat.messages, state.template)
     sources = tuple(with_options(sources_of(chat.messages, state.media), body.mm_processor_kwargs))
     if state.media is not None and state.media.embeds_images:
         return MultimodalPrompt(_text(chat.messages), sources) if sources else _text(chat.messages)
