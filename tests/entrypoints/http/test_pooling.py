@@ -239,10 +239,28 @@ async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: Scripted
         ({"messages": messages, "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": messages, "continue_final_message": True}, "messages"),
         ({"input": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
-        ({"input": "hi", "add_special_tokens": False}, "add_special_tokens"),
     ):
         got = await pooled.post("/v1/embeddings", **body)
         assert got.status_code == 400 and got.json()["error"]["param"] == param, (body, got.text)
+    raw = await pooled.post("/pooling", input="hi", use_activation=False)
+    assert raw.json()["error"]["param"] == "use_activation"
+
+
+async def test_texts_may_come_without_special_tokens(
+    pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def encode(text: str, adds: bool = True) -> list[int]:
+        seen.append(adds)
+        return [7]
+
+    monkeypatch.setattr(pooled.tokenizer, "encode", encode)
+    for adds in (None, True, False):
+        seen.clear()
+        body = {"input": "hi", "add_special_tokens": adds}
+        assert (await pooled.post("/v1/embeddings", **body)).status_code == 200
+        assert seen[0] is (adds is not False)
 
 
 async def test_native_encode(pooled: ScriptedServer) -> None:

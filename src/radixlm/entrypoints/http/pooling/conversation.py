@@ -15,8 +15,8 @@ from radixlm.entrypoints.request_model import Body, Objects, make
 
 
 class Conversation(Body):
-    """``messages``, written by the chat template, and how. ``add_special_tokens``: None for those
-    that the template needs."""
+    """``messages``, written by the chat template, and how. ``add_special_tokens``, of texts too:
+    None for those that the template, or a text, needs."""
 
     messages: Objects | None = None
     add_generation_prompt: bool = False
@@ -38,7 +38,7 @@ def check_input(body: Conversation, value: Any) -> None:
         return
     for name, field in Conversation.model_fields.items():
         given = getattr(body, name)
-        if given != field.default and (name, given) != ("add_special_tokens", True):
+        if given != field.default and name != "add_special_tokens":
             raise InvalidRequest(f"{name}: needs messages in the place of input", name)
 
 

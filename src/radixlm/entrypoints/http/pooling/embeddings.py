@@ -137,6 +137,9 @@ async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str,
     gives = "classify" if pool_of(state).gives == "scores" else "embed"
     if body.task is not None and (body.task == "embed") != (gives == "embed"):
         raise InvalidRequest(f"task: this model does {gives}", "task")
+    if gives == "embed" and body.use_activation is False and pool_of(state).after == "unit":
+        message = "use_activation: this model's vectors are normalized, others are not kept"
+        raise InvalidRequest(message, "use_activation")
     activates = gives == "classify" and body.use_activation is not False
     answer = await answer_embeddings(state, body, activates)
     data = [{"object": "pooling", "index": one["index"], "data": one["embedding"]}
@@ -184,7 +187,10 @@ async def _pool(
             _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
             for i, one in enumerate(inputs)
         ]
-    return await pool(state, prompts, param, body.rid, priority, prompt_name, adapter, limit)
+    adds = body.add_special_tokens is not False
+    return await pool(
+        state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds
+    )
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
