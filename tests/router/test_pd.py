@@ -200,6 +200,13 @@ def test_logprobs_are_joined_in_streams_and_batches() -> None:
     assert pd.joined_logprobs(b"<html>")(b"{}") == b"{}"
 
 
+def test_all_lists_of_the_prompt_are_joined() -> None:
+    names = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+    first, second = ({"meta_info": {name: [[i]] for name in names}} for i in range(2))
+    joined = orjson.loads(pd.joined_logprobs(orjson.dumps(first))(orjson.dumps(second)))
+    assert joined["meta_info"] == {name: [[0], [1]] for name in names}
+
+
 @given(st.binary(max_size=30), st.binary(max_size=30))
 def test_no_answer_breaks_the_join(first: bytes, second: bytes) -> None:
     for data in (
