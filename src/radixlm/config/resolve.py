@@ -162,6 +162,14 @@ def fill_threads(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("random_seed", host.seed, "drawn at start")
 
 
+def adjust_pairs(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Prefill and decode servers keep a prefix cache, into which pages come."""
+    disagg = config.disagg
+    is_paired = disagg.disaggregation_mode != "null"
+    if is_paired and disagg.disaggregation_transfer_backend != "fake":
+        yield Change("disable_radix_cache", False, "pages of the other server come into it")
+
+
 def adjust_order(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """Policies that imply another option, or that need a prefix cache."""
     policy = config.schedule.schedule_policy
@@ -238,6 +246,7 @@ STEPS: tuple[Step, ...] = (
     fill_grammar,
     fill_sizes,
     fill_threads,
+    adjust_pairs,
     adjust_order,
     adjust_unchunked,
     adjust_groups,
