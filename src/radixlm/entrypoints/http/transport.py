@@ -148,6 +148,8 @@ async def stream_response(
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
+    # it may fail while it is cancelled, when nobody reads its error
+    task.add_done_callback(lambda one: one.cancelled() or one.exception())
     disconnect = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
