@@ -50,3 +50,15 @@ def test_another_processor_goes_before_the_limit_of_the_server(
     request = GenerateRequest(prompt="Why?", sampling=SamplingParams(), processor="mine")
     apply_reasoning(request, "qwen3")
     assert request.processor == "mine" and request.sampling.custom_params is None
+    assert request.reasoning_bound is None
+
+
+def test_a_bound_beside_another_processor() -> None:
+    mine = SamplingParams(custom_params={"end": 7})
+    request = GenerateRequest(
+        prompt="Why?", sampling=mine, processor="mine", max_thinking_tokens=3
+    )
+    apply_reasoning(request, "qwen3")
+    assert request.processor == "mine" and request.sampling.custom_params == {"end": 7}
+    bound = {"start": "<think>", "end": "</think>", "thinking_budget": 3}
+    assert request.reasoning_bound == bound

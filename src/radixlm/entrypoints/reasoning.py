@@ -42,12 +42,6 @@ def apply_reasoning(request: GenerateRequest, parser: str | None) -> None:
         request.reasoning_end = reasoning.end_marker(parser)
     if request.requires_reasoning and grammar is not None:
         request.grammar = msgspec.structs.replace(grammar, after=reasoning.end_marker(parser))
-    if request.max_thinking_tokens is not None and request.processor not in (None, _PROCESSOR):
-        raise InvalidRequest(
-            f"{asked} needs the place of the logit processor {request.processor!r:.80}: leave "
-            "one of them out",
-            asked,
-        )
     _bound(request, parser)
 
 
@@ -58,13 +52,17 @@ def _default_bound(request: GenerateRequest) -> int | None:
 
 
 def _bound(request: GenerateRequest, parser: str) -> None:
-    """Choose the logit processor that ends the reasoning, if there is a bound for it."""
+    """Choose the logit processor that ends the reasoning, if there is a bound for it; it comes
+    after one of the request."""
     own, default = request.max_thinking_tokens, _default_bound(request)
     if own is None and default is None:
         return
-    request.processor = _PROCESSOR
     markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
     less = {} if default is None else {"thinking_budget": min(default, _MAX_BUDGET)}
     more = {} if own is None else {"thinking_budget": min(own, _MAX_BUDGET)}
+    if request.processor not in (None, _PROCESSOR):
+        request.reasoning_bound = markers | less | more
+        return
+    request.processor = _PROCESSOR
     params = markers | less | (request.sampling.custom_params or {}) | more
     request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)

@@ -56,6 +56,7 @@ class GenerateRequest:
     default_rid: str | None = None  # the rid if it is free; another one if it is not
     requires_reasoning: bool = False  # the output begins with it, and a grammar comes after
     max_thinking_tokens: int | None = None
+    reasoning_bound: dict[str, Any] | None = None  # of a thinking_budget beside ``processor``
     reasoning_end: str | None = None  # the marker after which the answer begins
     shows_prompt_ids: bool = False  # ``text`` becomes ``input_ids``, which the answer has
     scored_after: str | None = None  # the start of ``text`` whose log-probabilities nobody needs

@@ -383,6 +383,7 @@ class TokenizerManager:
             prediction=pack_ids(request.prediction),
             hint=request.hint,
             streaming=streaming,
+            reasoning_bound=request.reasoning_bound,
         )
         if request.embeds is not None:
             ids = []

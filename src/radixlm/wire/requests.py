@@ -94,6 +94,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
     never follows the others in the output. ``prediction``: int32 ids that the output may repeat.
     ``hint``: the servers that prefill and decode it. ``streaming``: its window, None without one.
+    ``reasoning_bound``: custom_params of a thinking_budget that comes after ``processor``.
     """
 
     rid: str
@@ -125,6 +126,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     is_quarantined: bool = False
     hint: Hint | None = None
     streaming: StreamingWindow | None = None
+    reasoning_bound: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """ValueError for a message that intake cannot have made; the codec rejects it."""
