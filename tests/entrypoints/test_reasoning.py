@@ -55,9 +55,7 @@ def test_another_processor_goes_before_the_limit_of_the_server(
 
 def test_a_bound_beside_another_processor() -> None:
     mine = SamplingParams(custom_params={"end": 7})
-    request = GenerateRequest(
-        prompt="Why?", sampling=mine, processor="mine", max_thinking_tokens=3
-    )
+    request = GenerateRequest(prompt="Why?", sampling=mine, processor="mine", max_thinking_tokens=3)
     apply_reasoning(request, "qwen3")
     assert request.processor == "mine" and request.sampling.custom_params == {"end": 7}
     bound = {"start": "<think>", "end": "</think>", "thinking_budget": 3}

@@ -53,11 +53,7 @@ class SlotState:
     @property
     def changes_logits(self) -> bool:
         """Whether a step before the draw changes the slot's logits, apart from penalties."""
-        return (
-            self.bias_ids is not None
-            or self.suppressed_ids is not None
-            or bool(self.processors)
-        )
+        return self.bias_ids is not None or self.suppressed_ids is not None or bool(self.processors)
 
 
 class SamplingTable:
