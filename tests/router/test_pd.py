@@ -185,6 +185,14 @@ async def test_logprobs_of_the_prompt_are_the_prefill_workers(start_workers: Sta
     assert meta["output_token_logprobs"] == [[-0.25, 2, None]]
 
 
+async def test_scores_of_choices_are_the_decode_workers(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    body = {"text": "a", "score_choices": ["b"], "return_logprob": True}
+    async with PdFront([prefill], [decode]) as front:
+        answer = await ask(front.url, "POST", "/generate", body)
+    assert answer.json["meta_info"]["input_token_logprobs"] == [[-0.5, 1, None]]
+
+
 def test_logprobs_are_joined_in_streams_and_batches() -> None:
     def event(index: int, told: list[Any]) -> bytes:
         one = {"index": index, "meta_info": {"input_token_logprobs": told}}

@@ -131,8 +131,9 @@ class BootstrapPair(Pair):
         return await super()._answer(exchange, worker)
 
     def _has_logprobs(self) -> bool:
-        is_native = self.call.path == "/generate" and self.prefilling is not None
-        return is_native and bool(self.call.fields.get("return_logprob"))
+        fields = self.call.fields  # choices are scored by one worker
+        is_native = self.call.path == "/generate" and not fields.get("score_choices")
+        return is_native and self.prefilling is not None and bool(fields.get("return_logprob"))
 
 
 class KvTransferPair(Pair):
