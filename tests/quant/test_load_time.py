@@ -13,6 +13,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 
 from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.base.errors import ConfigError
+from radixlm.config.parser import parse
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
@@ -53,6 +54,8 @@ def test_options() -> None:
     assert isinstance(make_scheme(None, "", None, "bitsandbytes"), RoundedScheme)
     with pytest.raises(ConfigError, match=r"--quantization awq contradict .* --load-format auto"):
         make_scheme("awq", "", None, "bitsandbytes")
+    for name in ONLINE_FORMATS:
+        assert parse(["--quantization", name])[0].model.quantization == name
 
 
 def test_nf4_is_that_of_bitsandbytes() -> None:
