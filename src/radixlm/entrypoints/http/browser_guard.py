@@ -101,7 +101,8 @@ class BrowserGuard:
         except ValueError:
             is_private = "." not in name or name.endswith(_PRIVATE_ENDINGS)
             return is_private and not self._is_local
-        return address.is_loopback or not self._is_local
+        # to call 0.0.0.0 is to call this machine
+        return address.is_loopback or address.is_unspecified or not self._is_local
 
     def _may_call(self, path: str, headers: Headers, host: str) -> bool:
         origin = headers.get(b"origin", b"").decode("latin-1").lower().rstrip("/")
