@@ -116,8 +116,11 @@ def main(argv: Sequence[str]) -> int:
     if not 0 <= args.input_len_step_percentage < 1:
         raise ConfigError("--input-len-step-percentage: 0 or more, below 1")
     report.check_writable(args.result_filename, "--result-filename")
-    if args.base_url and rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.base_url and rest:  # SGLang's own examples name a model beside the URL
+        for name in sorted(parse(rest, parser.prog, parser._option_string_actions)[1]):
+            flag = name.replace("_", "-")
+            sys.stderr.write(f"--{flag} has no effect: the server of --base-url runs already\n")
+        rest = []
     if not args.base_url:
         rest += ["--api-key", args.api_key] if args.api_key else []
         args.base_url, rest = started_at(rest, parser)
