@@ -6,6 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,7 @@ ONE_BATCH = SHAPES | {
     "--result-filename": "f",
     "--prompt-filename": None,
     "--correctness-test": None,
+    "--correct": None,
     "--cut-len": None,
     "--log-decode-step": None,
     "--profile": None,
@@ -169,6 +171,12 @@ def test_names_that_newer_serving_benchmarks_changed() -> None:
     assert options.dataset_name == "random-image" and options.random_image_num_images == 2
     assert options.random_image_resolution == "720p"
     assert profile_body(args) == {"num_steps": 3}
+
+
+@pytest.mark.parametrize("module", [one_batch, one_batch_server])
+def test_short_names_of_a_batch(module: Any) -> None:
+    args = module.build_parser().parse_args("--batch 2 --input 8 16 --output 4".split())
+    assert (args.batch_size, args.input_len, args.output_len) == ([2], [8, 16], [4])
 
 
 def test_headers() -> None:

@@ -168,6 +168,18 @@ def _add_group_options(group: Any) -> None:
     )
 
 
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """The sizes of a static batch, and the short names that SGLang's examples give them."""
+    for name, short, default, text in (
+        ("--batch-size", "--batch", 1, "requests at once; several are measured one after another"),
+        ("--input-len", "--input", 1024, "tokens of each prompt"),
+        ("--output-len", "--output", 16, "tokens of each answer"),
+    ):
+        parser.add_argument(
+            name, short, type=int, nargs="+", default=[default], metavar="N", help=text
+        )
+
+
 def dataset_options(args: argparse.Namespace) -> DatasetOptions:
     """The values of the flags of `add_dataset_options`."""
     values = {f.name: getattr(args, f.name) for f in fields(DatasetOptions)}
