@@ -16,6 +16,9 @@ chat:
 	@PYTHON="$(PYTHON)" scripts/setup
 	@exec $(BIN)/radixlm chat $(ARGS)
 
+# what one worker has compiled, the others and all processes that tests start need not compile again
+test test-all chaos: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup
 	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal $(ARGS)
 

@@ -2,9 +2,12 @@
 tests without a deadline.
 
 `TRITON_INTERPRET` is set before anything imports triton, so kernels of this process are interpreted
-on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU.
+on CPU tensors. With `TRITON_INTERPRET=0` in the environment they run on a GPU. `OMP_NUM_THREADS`
+and `OMP_WAIT_POLICY` are set before anything imports torch, so that threads of several workers do
+not spin for each other on the same cores. Tests that need threads ask for them.
 """
 
+import gc
 import logging
 import os
 import random
@@ -20,6 +23,8 @@ from tests.fakes.interpreter import replace_language_once_a_launch
 from tests.fakes.session_folder import begin_session, end_session
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile(
     "radixlm",
@@ -30,6 +35,7 @@ settings.register_profile(
 )
 settings.load_profile("radixlm")
 
+WAITING = {"bench", "chaos", "end_to_end"}
 _LOGGERS = ("", log._ROOT, *log._QUIET, *log._HTTP)
 _State = list[tuple[logging.Logger, int, list[logging.Handler], bool]]
 
@@ -48,8 +54,27 @@ def _restore_logging(before: _State) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(gc.unfreeze)
     if begin_session():
         config.add_cleanup(end_session)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that wait for processes. One worker has them at first, and the others, which
+    take over tests from the end, use the cores meanwhile."""
+    items.sort(key=lambda item: not WAITING & set(item.nodeid.split("/")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect without the garbage collector, since imports and tests leave hardly any garbage, and
+    let it look later at what tests make, not at all modules and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,6 +85,7 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+        torch.set_num_threads(1)  # an engine of a test before may have asked for more
     replace_language_once_a_launch()
 
 

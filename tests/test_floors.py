@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -51,19 +52,20 @@ def _package(path: Path) -> str | None:
     return parts[0] if len(parts) > 1 else None
 
 
+def _statements(body: list[ast.stmt], live: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """Those of `body` and of the blocks in it; with each, whether it runs outside type checks."""
+    for one in body:
+        yield one, live
+        typing_only = isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one.test)
+        for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+            yield from _statements(getattr(one, part, []), live and not typing_only)
+
+
 @lru_cache(None)
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported at run time) of each import in the file."""
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
     found: list[tuple[str, bool]] = []
-    for node in ast.walk(tree):
-        live = id(node) not in typing_only
+    for node, live in _statements(ast.parse(path.read_text()).body, True):
         if isinstance(node, ast.Import):
             found += [(alias.name, live) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -75,9 +77,9 @@ def _live_imports(path: Path) -> list[str]:
     return [module for module, at_run_time in _imports(path) if at_run_time]
 
 
-PACKAGES = {
-    package: [p for p in FILES if _package(p) == package] for package in map(_package, FILES)
-}
+PACKAGES: dict[str | None, list[Path]] = {}
+for one in FILES:
+    PACKAGES.setdefault(_package(one), []).append(one)
 
 
 def _name(path: Path) -> str:

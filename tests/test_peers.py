@@ -17,11 +17,12 @@ from sglang.test.test_utils import (
 
 class TestOne(unittest.TestCase):
     def test_one(self):
-        args = ["--attention-backend", "flashinfer", "--device=cuda"]
+        args = ["--attention-backend", "flashinfer", "--device=cuda", "--cpu-threads", "1"]
         name = DEFAULT_SMALL_MODEL_NAME_FOR_TEST
         server = popen_launch_server(name, DEFAULT_URL_FOR_TEST, 100, other_args=args)
-        got = httpx.post(DEFAULT_URL_FOR_TEST + "/generate", json={"text": "a", "model": None})
-        kill_process_tree(server.pid)
+        self.addCleanup(kill_process_tree, server.pid)
+        body = {"text": "a", "model": None, "sampling_params": {"max_new_tokens": 8}}
+        got = httpx.post(DEFAULT_URL_FOR_TEST + "/generate", json=body, timeout=60)
         assert got.status_code == 200
 """
 
@@ -42,5 +43,9 @@ def test_a_folder_is_run_against_our_server(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(TEST)
     got = _run(str(tmp_path))
     assert got.returncode == 0 and "1 passed" in got.stdout, got.stdout + got.stderr
-    (tmp_path / "test_one.py").write_text(TEST.replace("== 200", "== 201"))
-    assert _run(str(tmp_path)).returncode == 1
+
+
+def test_a_failure_is_an_exit_status(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one():\n    assert not 1\n")
+    got = _run(str(tmp_path))
+    assert got.returncode == 1 and "1 failed" in got.stdout, got.stdout + got.stderr

@@ -226,11 +226,16 @@ static void widen(const Weight& w, int64_t panel, int64_t k0, int64_t kn, float*
     }
 }
 
-// The bytes of a slice of a panel.
+// The slice that run_blocked multiplies after that of panel p from k0 on: of the next panel up to p1, of the
+// next inputs, of the next group.
 template <class W>
-static Ahead slice_of(const Weight& w, int64_t panel, int64_t k0, int64_t kn) {
+static Ahead next_slice(const Weight& w, int64_t p0, int64_t p1, int64_t p, int64_t k0, int64_t kn) {
+    const bool is_last = p + 1 == p1, is_end = is_last && k0 + kn == steps_of<W>(w);
     W reader;
-    reader.open(w, panel, k0);
+    if (is_end)
+        reader.open(w, p1 % panels_of(w), 0);
+    else
+        reader.open(w, is_last ? p0 : p + 1, is_last ? k0 + kn : k0);
     return {reader.address(0), reader.address(kn)};
 }
 
@@ -253,9 +258,7 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
             for (int64_t k0 = 0; k0 < k; k0 += KC) {
                 int64_t kn = k0 + KC < k ? KC : k - k0;
                 for (int64_t p = p0; p < p1; p++) {
-                    const bool is_last = p + 1 == p1, is_end = is_last && k0 + kn == k;
-                    Ahead ahead = slice_of<W>(a.w, is_end ? p1 % panels : is_last ? p0 : p + 1,
-                                              is_end ? 0 : is_last ? k0 + kn : k0, kn);
+                    Ahead ahead = next_slice<W>(a.w, p0, p1, p, k0, kn);
                     const int64_t num_rows = (t1 - t0) * rt.rows;
                     const int lines = int(((ahead.end - ahead.at) / 64 + num_rows - 1) / num_rows);
                     const float* src = wide;
@@ -268,10 +271,9 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
                     for (int64_t t = t0; t < t1; t++) {
                         int64_t rows = rt.size(t);
                         float* c = sums + ((p - p0) * per_block + (t - t0)) * MAX_ROWS * 32;
-                        block_for<typename W::Step>(int(rows), seq)(a, src, kn,
-                                                                    x + t * rt.rows * k + k0 * rows, c,
-                                                                    k0 == 0, k0 + kn == k, t * rt.rows, p,
-                                                                    ahead, lines);
+                        block_for<typename W::Step>(int(rows), seq)(
+                            a, src, kn, x + t * rt.rows * k + k0 * rows, c, k0 == 0, k0 + kn == k,
+                            t * rt.rows, p, ahead, lines);
                     }
                 }
             }

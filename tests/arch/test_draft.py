@@ -250,6 +250,12 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
+@pytest.mark.parametrize("architecture", ["DFlashDraftModel", "MedusaModel"])
+def test_drafters_of_several_tokens_at_once_are_refused(architecture: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{architecture}' drafts several tokens at once"):
+        describe_draft({**SHAPE, "architectures": [architecture]})
+
+
 def test_hidden_states_that_an_eagle3_head_reads() -> None:
     without = {"use_aux_hidden_state": False}
     assert describe_draft(_config("LlamaForCausalLMEagle3", eagle_config=without)).taps == 0

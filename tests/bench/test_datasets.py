@@ -76,6 +76,26 @@ def test_groups_share_their_system_prompt(tokenizer: Tokenizer) -> None:
     assert len({row.text for row in rows}) == 12
 
 
+def test_groups_by_zipf_in_order_with_drawn_lengths(tokenizer: Tokenizer) -> None:
+    rows = rows_of(
+        tokenizer,
+        dataset_name="generated-shared-prefix",
+        gsp_num_groups=4,
+        gsp_prompts_per_group=10,
+        gsp_system_prompt_len=12,
+        gsp_question_len=5,
+        gsp_output_len=6,
+        gsp_range_ratio=0.5,
+        gsp_ordered=True,
+        gsp_group_distribution="zipf",
+        gsp_zipf_alpha=2.0,
+    )
+    systems = [row.text.partition("\n\n")[0] for row in rows]
+    assert len(rows) == 40 and sorted(systems, key=systems.index) == systems
+    assert systems.count(systems[0]) > 20
+    assert {row.num_output for row in rows} == {3, 4, 5, 6}
+
+
 def conversations() -> list[dict[str, Any]]:
     turns = [
         ("Hello world, how are you?", "this is what it is. " * 3),
@@ -133,6 +153,9 @@ def test_a_text_is_cut_to_its_length(num_tokens: int, seed: int, tokenizer: Toke
         ({"random_range_ratio": 1.5}, "--random-range-ratio"),
         ({"random_input_len": 0}, "--random-input-len"),
         ({"gsp_num_groups": 0}, "--gsp-num-groups"),
+        ({"gsp_range_ratio": 2.0}, "--gsp-range-ratio"),
+        ({"gsp_zipf_alpha": 2.0}, "--gsp-group-distribution zipf"),
+        ({"gsp_zipf_alpha": 0.0, "gsp_group_distribution": "zipf"}, "--gsp-zipf-alpha 0.0"),
         ({"dataset_name": "sharegpt"}, "--dataset-path"),
         ({"dataset_name": "sharegpt", "dataset_path": "/nowhere"}, "/nowhere"),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from radixlm.base.errors import ConfigError
 from radixlm.bench import offline, one_batch, one_batch_server, serve
 from radixlm.bench.backends import BACKENDS
 from radixlm.bench.datasets import DATASETS
-from radixlm.bench.options import Parser
+from radixlm.bench.options import Parser, dataset_options
+from radixlm.bench.reference import REFUSED_FLAGS, headers_of, profile_body
 
 # option -> a value that is accepted ("" for a switch), None: refused
 DATA = {
@@ -73,6 +75,7 @@ ONE_BATCH = SHAPES | {
     "--result-filename": "f",
     "--prompt-filename": None,
     "--correctness-test": None,
+    "--correct": None,
     "--cut-len": None,
     "--log-decode-step": None,
     "--profile": None,
@@ -129,6 +132,57 @@ def test_option(build: Callable[[], Parser], option: str, value: str | None) -> 
         return
     with pytest.raises(ConfigError, match=r"is not served: .{10}"):
         build().parse_args([*words, "1"] if len(words) == 1 else words)
+
+
+NEWER = {
+    "--temperature": "0.5",
+    "--top-p": "0.5",
+    "--header": "A=b",
+    "--ready-check-timeout-sec": "3",
+    "--cache-report": "",
+    "--image-format": "png",
+    "--image-content": "blank",
+    "--gsp-range-ratio": "0.5",
+    "--gsp-ordered": "",
+    "--gsp-group-distribution": "zipf",
+    "--gsp-zipf-alpha": "1.2",
+    "--profile-activities": "CPU",
+    "--profile-start-step": "3",
+    "--profile-num-steps": "3",
+    "--profile-by-stage": "",
+    "--profile-stages": "decode",
+    "--profile-output-dir": "f",
+    "--profile-prefix": "x",
+    "--backend sglang-embedding": None,
+    "--backend vllm-embedding": None,
+    **dict.fromkeys(REFUSED_FLAGS),
+}
+
+
+@pytest.mark.parametrize(("option", "value"), NEWER.items())
+def test_options_of_newer_serving_benchmarks(option: str, value: str | None) -> None:
+    test_option(serve.build_parser, option, value)
+
+
+def test_names_that_newer_serving_benchmarks_changed() -> None:
+    words = "--dataset-name image --image-count 2 --image-resolution 720p --profile-steps 3"
+    args = serve.build_parser().parse_args(words.split())
+    options = dataset_options(args)
+    assert options.dataset_name == "random-image" and options.random_image_num_images == 2
+    assert options.random_image_resolution == "720p"
+    assert profile_body(args) == {"num_steps": 3}
+
+
+@pytest.mark.parametrize("module", [one_batch, one_batch_server])
+def test_short_names_of_a_batch(module: Any) -> None:
+    args = module.build_parser().parse_args("--batch 2 --input 8 16 --output 4".split())
+    assert (args.batch_size, args.input_len, args.output_len) == ([2], [8, 16], [4])
+
+
+def test_headers() -> None:
+    assert headers_of(["A=b", "C=d=e"]) == {"A": "b", "C": "d=e"}
+    with pytest.raises(ConfigError, match="--header 'A': expected NAME=VALUE"):
+        headers_of(["A"])
 
 
 def test_new_names_are_listed_with_an_error() -> None:

@@ -14,8 +14,10 @@ import uvicorn
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError, TransferError
+from radixlm.bench.backends import BACKENDS, RequestOptions
 from radixlm.bench.cli import main
 from radixlm.bench.client import HttpClient
+from radixlm.bench.datasets import Row
 from radixlm.bench.one_batch import Shape
 from radixlm.bench.one_batch_server import Batch, measure, started_at
 from radixlm.bench.one_batch_server import build_parser as build_one_batch_parser
@@ -79,6 +81,16 @@ async def test_ids_warm_up_flush_and_a_plot(url, tmp_path, capsys) -> None:
     result = json.loads(capsys.readouterr().out)
     assert (result["total_input_tokens"], result["dataset_name"]) == (72, "random-ids")
     assert "<svg" in plot.read_text()
+
+
+async def test_headers_sampling_and_the_wait_for_a_server(url, capsys) -> None:
+    key = ("--api-key", "wrong", "--header", "Authorization=Bearer secret")
+    flags = ("--ready-check-timeout-sec", "5", "--temperature", "0.5", "--top-p", "0.9")
+    assert await bench(url, *key, *flags) == 0
+    with pytest.raises(TransferError, match=r"http://127\.0\.0\.1:1 is not ready after 0\.01 s"):
+        await bench("http://127.0.0.1:1", "--ready-check-timeout-sec", "0.01")
+    body = BACKENDS["sglang-oai"].body(Row("a", None, 1, 2), RequestOptions("m", top_p=0.9))
+    assert (body["temperature"], body["top_p"]) == (0.0, 0.9)
 
 
 async def test_failures_are_counted_and_named(url, capsys) -> None:
@@ -158,6 +170,15 @@ def test_the_started_server_listens_where_its_options_say() -> None:
     assert url == f"http://[::1]:{options[-1]}"
     with pytest.raises(ConfigError, match="--tp-size"):
         started_at(["--tp-sise", "2"], parser)
+
+
+def test_a_model_beside_the_url_of_a_server_has_no_effect(capsys) -> None:
+    words = "one-batch-server --base-url http://127.0.0.1:1 --model None --tp-size 2".split()
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert "--model-path has no effect: the server of --base-url runs already" in told
+    assert "--tp-size has no effect" in told and "no server answers" in told
+    assert main([*words, "--tp-sise", "2"]) == 2
 
 
 async def test_one_batch_through_the_server(url, tmp_path) -> None:

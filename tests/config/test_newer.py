@@ -150,3 +150,31 @@ def test_a_detail_with_its_feature_stops_the_start() -> None:
     config = ServerConfig.from_kwargs(cpu_offload_gb=1, offload_mode="meta")
     with pytest.raises(ConfigError, match=r"--offload-mode meta is not built yet"):
         check_states(config)
+
+
+NEWER_VALUES = """
+    attention_backend=dsa,nsa,dsv4,compressed
+    moe_runner_backend=deep_gemm,flashinfer_trtllm_routed,experimental_sgl_trtllm,cutlass,aiter
+    moe_runner_backend=marlin,humming,experimental_sgl_marlin,hpc_ops
+    mm_attention_backend=ascend_attn,amx_attn,xpu_attn
+    hicache_io_backend=kernel_ascend hicache_mem_layout=page_first_kv_split,page_head
+    load_balance_method=follow_bootstrap_room load_format=runai_streamer
+"""
+UNBUILT_VALUES = """
+    attention_backend=flex_attention,cutedsl_mla,tokenspeed_mla,hpc_ops,intel_xpu
+    moe_a2a_backend=mooncake,nixl,mori,ascend_fuseep,flashinfer,megamoe,pplx,ascend_tp
+"""
+"""Values of SGLang 0.5.23 that 0.5.2 does not have."""
+
+
+@pytest.mark.parametrize("term", [*NEWER_VALUES.split(), *UNBUILT_VALUES.split()])
+def test_newer_values_are_taken_or_refused_as_not_built(term: str) -> None:
+    name, _, values = term.partition("=")
+    for value in values.split(","):
+        config, given = parse(["--" + name.replace("_", "-"), value])
+        assert given == {name}
+        if term in UNBUILT_VALUES.split():
+            with pytest.raises(ConfigError, match=f"{value} is not built yet"):
+                check_states(config)
+        else:
+            check_states(config)

@@ -203,6 +203,16 @@ def test_policies_that_mean_something_else(caplog: pytest.LogCaptureFixture) -> 
     assert "schedule_policy lpm -> fcfs: there is no prefix cache" in caplog.text
 
 
+def test_servers_of_a_pair_keep_a_prefix_cache(caplog: pytest.LogCaptureFixture) -> None:
+    for mode in ("prefill", "decode"):
+        config = settle(disaggregation_mode=mode, disable_radix_cache=True)
+        assert not config.memory.disable_radix_cache
+        assert "disable_radix_cache true -> false: pages of the other server" in caplog.text
+        alone = {"disaggregation_transfer_backend": "fake"}
+        config = settle(disaggregation_mode=mode, disable_radix_cache=True, **alone)
+        assert config.memory.disable_radix_cache
+
+
 @pytest.mark.parametrize(
     ("name", "package"), [("xgrammar", "xgrammar"), ("outlines", "outlines_core")]
 )

@@ -77,4 +77,4 @@ def test_groups_compare_hash_and_print_by_value() -> None:
 def test_a_renamed_level_warns(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert ServerConfig.from_kwargs(log_level="warn").observe.log_level == "warning"
-    assert "--log-level warn is now called warning" in caplog.text
+    assert "--log-level warn is taken as warning" in caplog.text

@@ -129,8 +129,22 @@ def test_the_flags_of_the_workers(manifests: list[Manifest]) -> None:
         assert (port is not None) == (config.disagg.disaggregation_mode == "prefill")
         assert port is None or int(port) == config.disagg.disaggregation_bootstrap_port
         assert bool(config.serve.api_key) == bool(options.api_key)
+        is_pair = config.disagg.disaggregation_mode != "null"
+        assert (config.parallel.cluster_secret_file is not None) == is_pair
+        _check_secret(template["spec"], config.parallel.cluster_secret_file)
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts == {volume["name"] for volume in template["spec"]["volumes"]}
+
+
+def _check_secret(pod: Manifest, path: str | None) -> None:
+    """The image's user may read the file: Kubernetes gives it to root, and to the group."""
+    if path is None:
+        return
+    folder, _, key = path.rpartition("/")
+    mounts = {m["mountPath"]: m["name"] for m in pod["containers"][0]["volumeMounts"]}
+    (volume,) = [v for v in pod["volumes"] if v["name"] == mounts[folder]]
+    assert key == "secret" and volume["secret"]["defaultMode"] == 0o400
+    assert pod["securityContext"]["fsGroup"] == 10001
 
 
 def test_the_compose_file() -> None:
@@ -184,6 +198,7 @@ def test_the_kubernetes_manifests(name: str) -> None:
     _, wait_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert pod["terminationGracePeriodSeconds"] > float(wait_s) + config.serve.drain_timeout
     assert {one["name"] for one in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    _check_secret(pod, config.parallel.cluster_secret_file)
     labels = template["metadata"]["labels"]
     assert workload["spec"]["selector"]["matchLabels"] == labels
     for service in (one for one in manifests if one["kind"] == "Service"):

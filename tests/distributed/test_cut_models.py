@@ -46,8 +46,15 @@ def whole_model(arch: str) -> tuple[dict[int, list[int]], dict[int, Tensor]]:
     return tokens, logits_of(PagedRunner(whole, "cpu", 16), tokens)
 
 
-@pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+# step programs, below, cut most models in two
+CUTS = [
+    pytest.param(arch, tp, marks=() if tp == 3 or arch in LAYER_BY_LAYER else pytest.mark.slow)
+    for arch in ARCHITECTURES
+    for tp in (2, 3)
+]
+
+
+@pytest.mark.parametrize(("arch", "tp"), CUTS)
 def test_bits_equal_the_whole_model(arch: str, tp: int) -> None:
     """Prompts in chunks and decoding tokens, on two and (unevenly) on three ranks."""
     tokens, wanted = whole_model(arch)

@@ -87,6 +87,7 @@ class Node:
 
     def __init__(self, flags: list[str]) -> None:
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--model-path", MODEL]
+        command += ["--cpu-threads", "1"]
         inside = ["ip", "netns", "exec", NAME, *command, *flags, "--node-rank", "1"]
         self.process = subprocess.Popen(inside, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
@@ -169,15 +170,16 @@ async def test_two_hosts_give_the_bits_of_one(cluster: Cluster, wanted: list[Any
     assert await ask(cluster.server, BODIES) == wanted  # prefix hits and a batch
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "agent"])
+@pytest.mark.parametrize("victim", ["rank 0", "agent"])
 async def test_streams_outlive_any_death(cluster: Cluster, wanted: list[Any], victim: str) -> None:
+    """The death of rank 1 comes behind an update of the weights, below."""
     answers = await running(cluster.server)
     old = [*cluster.server.engines(), *cluster.node.ranks()]
     if victim == "agent":
         cluster.node.end()
         cluster.node = Node(cluster.flags)
     else:
-        old[int(victim[-1])].kill()
+        old[0].kill()
     assert await answers == wanted
     assert not psutil.wait_procs(old, 10)[1], "a rank has outlived its replica"
 
@@ -232,6 +234,7 @@ async def test_tensors_reach_all_hosts_and_outlive_a_death(
         assert update_weights_from_tensor(server.url, part)["success"]
     assert await ask(server, BODIES) == wanted
     answers = await running(server)
-    (rank,) = cluster.node.ranks()
-    rank.kill()
+    old = [*server.engines(), *cluster.node.ranks()]
+    old[1].kill()
     assert await answers == wanted
+    assert not psutil.wait_procs(old, 10)[1], "a rank has outlived its replica"

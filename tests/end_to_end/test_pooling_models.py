@@ -51,18 +51,16 @@ def test_a_reranker_puts_the_paraphrase_first(embedder: RunningServer) -> None:
 def test_the_reward_prefers_the_right_answer() -> None:
     question, right, wrong = "What is 17 + 25?", "42", "52"
     with RunningServer(model="radix-tiny-reward") as server:
-        body = {"query": question, "items": [right, wrong]}
-        scored = server.post("/v1/score", **body).json()["scores"]
         ranked = server.post("/v1/rerank", query=question, documents=[wrong, right]).json()
-        chats = [
-            f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
-            for answer in (right, wrong)
-        ]
+        asked = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        answers = [f"{answer}<|im_end|>\n" for answer in (right, wrong)]
+        scored = server.post("/v1/score", query=asked, items=answers).json()["scores"]
+        chats = [asked + answer for answer in answers]
         classified = server.post("/classify", text=chats).json()
         info = server.client.get("/get_model_info").json()
     assert scored[0][0] > scored[1][0]
     assert [row["document"] for row in ranked] == [right, wrong]
-    assert classified[0]["embedding"][0] > classified[1]["embedding"][0]
+    assert scored == [one["embedding"] for one in classified]
     assert info["is_generation"] is False
 
 

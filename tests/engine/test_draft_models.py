@@ -18,7 +18,15 @@ from radixlm.arch.hf import describe, describe_draft
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.draft_model import check_fit, check_vocabulary, completed, find_draft, kept_ids
+from radixlm.engine.draft_model import (
+    algorithm_of,
+    check_fit,
+    check_vocabulary,
+    completed,
+    find_draft,
+    head_in,
+    kept_ids,
+)
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.speculative.lengths import DraftLength
@@ -332,6 +340,27 @@ def test_a_head_without_its_own_kind_of_algorithm(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"EAGLE3: .* holds a head of kind EAGLE; EAGLE works"):
         Engine(speculative_algorithm="EAGLE3", speculative_draft_model_path=str(tmp_path))
+
+
+def test_a_head_with_the_architecture_of_its_model(tmp_path: Path) -> None:
+    """As EAGLE's authors publish it."""
+    folder, config = copy_tiny(cached_tiny("LlamaForCausalLM"), tmp_path / "head"), ServerConfig()
+    assert head_in(config, folder) is None
+    tensors = load_file(folder / "model.safetensors") | {"fc.weight": torch.zeros(64, 128)}
+    save_file(tensors, folder / "model.safetensors")
+    assert algorithm_of(head_in(config, folder)) == "EAGLE"
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(own | {"draft_vocab_size": 40}))
+    assert algorithm_of(head_in(config, folder)) == "EAGLE3"
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_files_say_whether_there_are_prediction_layers(architecture: str) -> None:
+    folder = cached_tiny(architecture)
+    config = config_of("NEXTN", model_path=str(folder))
+    assert describe_draft(folder) is not None
+    with pytest.raises(ConfigError, match="no prediction layers of its own"):
+        find_draft(config, read_model(config)[0])
 
 
 @NEEDS_MODELS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -351,6 +352,19 @@ def test_another_secret_is_told_on_both_ends(
     hub.timeout_s = 2 * nodes.BEAT_S  # it counts once a beat
     with pytest.raises(ConfigError, match="A peer was refused whose --cluster-secret-file"):
         hub.wait()
+
+
+def test_a_stranger_cannot_fill_the_memory_of_node_0(make_hub: Callable[..., Hub]) -> None:
+    """A frame of the handshake that announces a gibibyte ends the connection at once."""
+    host, port = make_hub().address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), 5.0) as sock:
+        sock.settimeout(3.0)
+        mechanism = b"\3\0" + b"CURVE".ljust(20, b"\0") + bytes(32)
+        sock.sendall(b"\xff" + bytes(7) + b"\1\x7f" + mechanism)
+        sock.sendall(b"\6" + (1 << 30).to_bytes(8, "big") + b"x")
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(4096):
+                pass
 
 
 def test_a_port_in_use_and_addresses_that_are_none() -> None:

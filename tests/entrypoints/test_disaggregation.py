@@ -64,6 +64,10 @@ def test_decode_gives_all_tokens() -> None:
     assert request.sampling.max_new_tokens == 20
     assert request.hint == Hint("h", 77, 5)
     assert request.logprobs == LogprobParams(-1, 2)
+    none = _request()  # it generates nothing
+    none.sampling = SamplingParams(max_new_tokens=0)
+    apply_role(_config("decode"), none, is_native=True)
+    assert none.logprobs == LogprobParams(-1, 2)
     whole = _request()
     apply_role(_config("decode"), whole)  # of OpenAI's routes, whose answers no router joins
     assert whole.logprobs == LogprobParams(0, 2)

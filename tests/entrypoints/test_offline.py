@@ -109,6 +109,12 @@ def test_generate_for_a_model_that_reasons() -> None:
         assert bounded["meta_info"]["reasoning_tokens"] == 4  # and the end marker
         assert bounded["output_ids"][:3] == ids[:3]
         assert bounded["prompt_token_ids"] == engine.tokenizer.encode(prompt, True)
+        other = {**sampling, "custom_params": {"token_ids": ids[:1]}}
+        both = engine.generate(
+            prompt, other, max_thinking_tokens=3, require_reasoning=True,
+            logit_processor="disallowed_tokens",
+        )  # fmt: skip
+        assert both["meta_info"]["reasoning_tokens"] == 4 and ids[0] not in both["output_ids"]
         chat = engine.chat("What is 2 + 3?", enable_thinking=True, thinking_token_budget=3)
         (choice,), usage = chat["choices"], chat["usage"]
         assert 0 < usage["reasoning_tokens"] <= 4 and choice["message"]["content"]

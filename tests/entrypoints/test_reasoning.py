@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixlm.entrypoints.reasoning import apply_reasoning
+from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.intake.records import GenerateRequest
+from radixlm.wire.requests import GrammarSpec
 from radixlm.wire.sampling_params import SamplingParams
 
 
@@ -50,3 +51,43 @@ def test_another_processor_goes_before_the_limit_of_the_server(
     request = GenerateRequest(prompt="Why?", sampling=SamplingParams(), processor="mine")
     apply_reasoning(request, "qwen3")
     assert request.processor == "mine" and request.sampling.custom_params is None
+    assert request.reasoning_bound is None
+
+
+def test_strict_reasoning_beside_another_processor() -> None:
+    request = GenerateRequest(prompt="Why?", sampling=SamplingParams(), processor="mine")
+    request.max_thinking_tokens = 3
+    apply_reasoning(request, "qwen3")
+    make_strict(request, "qwen3")
+    assert request.processor == "mine" and request.reasoning_bound == {
+        "start": "<think>", "end": "</think>", "thinking_budget": 3, "excluded": ["<tool_call>"],
+    }  # fmt: skip
+
+
+def test_a_bound_beside_another_processor() -> None:
+    mine = SamplingParams(custom_params={"end": 7})
+    request = GenerateRequest(prompt="Why?", sampling=mine, processor="mine", max_thinking_tokens=3)
+    apply_reasoning(request, "qwen3")
+    assert request.processor == "mine" and request.sampling.custom_params == {"end": 7}
+    bound = {"start": "<think>", "end": "</think>", "thinking_budget": 3}
+    assert request.reasoning_bound == bound
+
+
+@pytest.mark.parametrize("bound", [None, 5])
+def test_strict_reasoning_holds_no_tool_calls(bound: int | None) -> None:
+    def params(parser: str | None, grammar: GrammarSpec | None = None, **fields: Any) -> Any:
+        sampling = SamplingParams()
+        request = GenerateRequest(prompt="Why?", sampling=sampling, grammar=grammar, **fields)
+        request.max_thinking_tokens = bound if not fields and parser else None
+        apply_reasoning(request, parser)
+        make_strict(request, parser)
+        return request.sampling.custom_params or {}
+
+    assert params("qwen3")["excluded"] == ["<tool_call>"]
+    assert params("qwen3").get("thinking_budget") == bound
+    assert params("qwen3", GrammarSpec("regex", "a", after="</think>"))["excluded"]
+    # else nothing would be allowed once the grammar has ended
+    assert "excluded" not in params("qwen3", GrammarSpec("regex", "a"))
+    assert not params("qwen3", processor="mine") and not params(None)
+    # gpt-oss calls tools before its reasoning has ended
+    assert "excluded" not in params("gpt-oss")

@@ -215,6 +215,8 @@ def test_pass_at_counts_draws() -> None:
         (["--cpu-threads", "1", "--model-path", "./not-there"], "not-there"),
         (["--api", "chat", "gsm8k"], "gsm8k needs --data-path"),
         (["needle", "--api", "completions", "--system-prompt", "x"], "add --api chat"),
+        (["--repeat", "3"], "--num-samples: equal answers at --temperature 0"),
+        (["--thinking-mode", "qwen3"], "--thinking-mode is not served: give what"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:

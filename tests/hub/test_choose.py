@@ -2,9 +2,9 @@
 
 import pytest
 
-from radixlm.base.errors import CheckpointError
+from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.hub.choose import choose, gguf_files, missing_parts
-from radixlm.hub.locate import Wanted, scheme_of, split_repo
+from radixlm.hub.locate import Wanted, locate_model, scheme_of, split_repo
 
 SMALL = ["config.json", "tokenizer.json", "chat_template.jinja", "merges.txt"]
 JUNK = ["README.md", "LICENSE.txt", "model.onnx", "onnx/model.onnx", "tf_model.h5", "run.py"]
@@ -109,3 +109,10 @@ def test_the_parts_of_a_name() -> None:
     repo = split_repo("org/model@v1:Q4_K_M", "main")
     assert (repo.name, repo.revision, repo.selector) == ("org/model", "v1", "Q4_K_M")
     assert split_repo("org/model", "v2").revision == "v2"
+
+
+def test_an_unknown_scheme_is_told_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--model-path gs://b/m: nothing.*; these work: .*s3://"):
+        locate_model("gs://b/m")
+    with pytest.raises(ConfigError, match=r"--tokenizer-path az://b/m: nothing is read from az://"):
+        locate_model("az://b/m", Wanted("tokenizer", "--tokenizer-path"))

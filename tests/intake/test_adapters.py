@@ -20,6 +20,7 @@ class Engines:
         self.requests: dict[str, Any] = {}
         self.calls: list[tuple[str, int]] = []
         self.refused: set[str] = set()
+        self.kept: list[int] | None = None
         self.deaths = 0
         self.observers = ()
         self.ready = asyncio.Event()
@@ -202,6 +203,17 @@ async def test_an_engine_that_starts_while_an_adapter_is_read_reads_it_too() -> 
     registry.restore(replica)
     await asyncio.gather(*loading)
     await asyncio.gather(*registry._tasks)
-    assert sorted(engines.kept) == [0, 1, 2] and registry.loaded == {"a": "/2", "b": "/b"}
+    assert sorted(engines.kept or ()) == [0, 1, 2] and registry.loaded == {"a": "/2", "b": "/b"}
     assert sorted(engines.calls[:6]) == sorted([(LOAD, n) for n in (0, 1, 2)] * 2)
     assert engines.calls[6:] == [(UNLOAD, 0)]
+
+
+async def test_an_http_process_that_starts_unloads_no_adapter_of_the_others() -> None:
+    engines = Engines()
+    registry = registry_of(engines, is_shared=True, initial=(("a", "/1", False),))
+    replica: Any = SimpleNamespace()
+    registry.restore(replica)
+    await asyncio.gather(*registry._tasks)
+    registry.restore(replica)
+    await asyncio.gather(*registry._tasks)
+    assert engines.kept is None and engines.calls == [(LOAD, 0), (LOAD, 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,30 @@ def test_what_no_engine_got_is_forgotten_and_its_id_is_of_the_one_that_runs() ->
         talk.end("x", [7])
     talk.end("a", [2])
     assert talk.ask("b", [9], rid="a") == [1, 2, 9]
+
+
+def test_a_tree_of_turns_holds_each_token_once() -> None:
+    """Prompts come from their turns, however they were cut; none is kept whole."""
+    rng, talk = random.Random(3), Talk()
+    talk.sessions.open(0, "tree")
+    known: dict[str, tuple[list[int], list[int]]] = {}  # prompts and outputs
+    num_tokens = 0
+    for number in range(300):
+        rid, ids = f"r{number}", [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
+        params: dict[str, Any] = {"id": "tree"}
+        before: list[int] = []
+        if known and rng.random() < 0.9:
+            params["rid"] = rng.choice(list(known)[-20:])
+            drops, offset = rng.random() < 0.3, rng.choice((0, 0, -2, 3, 40))
+            prompt, output = known[params["rid"]]
+            before = prompt if drops else prompt + output
+            before = before[:offset] if offset else before
+            params |= {"drop_previous_output": drops, "offset": offset}
+        prompt = talk.ask(rid, ids, **params)
+        assert prompt == before + ids
+        output = [rng.randrange(9) for _ in range(rng.randrange(4))]
+        talk.end(rid, output)
+        known[rid], num_tokens = (prompt, output), num_tokens + len(ids + output)
+    turns = talk.sessions._open["tree"].turns.values()
+    assert sum(len(turn.tokens()) for turn in turns) == num_tokens
+    assert sum(len(prompt) for prompt, _ in known.values()) > 2 * num_tokens

@@ -6,6 +6,7 @@ from pathlib import Path
 
 COMPAT = Path(__file__).parents[2] / "compat" / "sglang" / "src"
 PROGRAM = """
+import asyncio
 import sglang as sgl
 import sglang.lang.interpreter
 from sglang import OpenAI, function, gen, set_default_backend
@@ -13,7 +14,12 @@ from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
 from sglang.lang.ir import SglGen
 from sglang.test.test_utils import CustomTestCase, select_sglang_backend
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.managers.io_struct import Function, Tool
+from sglang.srt.parser.reasoning_parser import ReasoningParser
+from sglang.test.doc_patch import launch_server_cmd
 from sglang.utils import LazyImport, dump_state_text, encode_image_base64, http_request, read_jsonl
+from sglang.utils import async_stream_and_merge, stream_and_merge
 import radixlm
 import radixlm.lang.ir
 
@@ -34,6 +40,30 @@ dump_state_text("out.txt", [state, "text"])
 open("lines.jsonl", "w").write('# a comment\\n{"a": 1}\\n')
 assert list(read_jsonl("lines.jsonl")) == [{"a": 1}] and "text" in open("out.txt").read()
 assert LazyImport("json", "JSONDecoder")().decode("1") == 1
+assert ReasoningParser("qwen3").parse_non_stream("<think>a</think>b") == ("a", "b")
+parser = ReasoningParser("deepseek-r1")
+assert [parser.parse_stream_chunk(t) for t in ("ab", "</think>c")] == [("ab", ""), ("", "c")]
+tools = [Tool(function=Function(name="f", parameters={"type": "object"}))]
+parser = FunctionCallParser(tools=tools, tool_call_parser="qwen25")
+call = '<tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>'
+text, (found,) = parser.parse_non_stream("a" + call)
+assert (text, found.name, found.parameters) == ("a", "f", '{"x": 1}')
+assert parser.has_tool_call(call) and not parser.has_tool_call("a")
+assert parser.parse_stream_chunk("a")[0] == "a"
+
+class Words:
+    def generate(self, prompt, sampling_params, stream):
+        return iter([{"text": "a"}, {"text": "ab"}])
+    async def async_generate(self, prompt, sampling_params, stream):
+        async def chunks():
+            yield {"text": "a"}
+            yield {"text": "ab"}
+        return chunks()
+
+async def read():
+    return [text async for text in async_stream_and_merge(Words(), "q", {})]
+
+assert stream_and_merge(Words(), "q", {}) == "ab" and asyncio.run(read()) == ["a", "b"]
 try:
     import sglang.lang.nothing
 except ModuleNotFoundError:

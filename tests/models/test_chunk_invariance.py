@@ -27,5 +27,6 @@ def test_the_same_bits(architecture: str) -> None:
         whole = runner().prefill({0: ids})[0]
         assert torch.equal(runner().prefill({0: ids}, 7)[0], whole)
         assert torch.equal(runner().prefill({0: ids, 1: other}, 2)[0], whole)
-        steps = runner()
-        assert torch.equal(torch.cat([steps.step({0: [one]})[0] for one in ids]), whole)
+        if dtype == torch.bfloat16:  # test_cpu_kernels.py decodes with a cache of float32
+            steps = runner()
+            assert torch.equal(torch.cat([steps.step({0: [one]})[0] for one in ids]), whole)

@@ -148,6 +148,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "model.mtp.layers.0.",
         1.0,
     ),
+    "Qwen3MoeForCausalLM": (
+        {"num_hidden_layers": 1},
+        {},
+        {"model.layers.": "mtp.layers.", "model.norm.": "mtp.norm."},
+        "mtp.",
+        0.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -162,7 +169,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
 # the projection, and the norms of its two inputs
 PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 JOINTS = {"ExaoneMoeForCausalLM": PRE_FC, "MellumForCausalLM": PRE_FC}
-JOINTS["Qwen4ExpForCausalLM"] = PRE_FC
+JOINTS |= {"Qwen3MoeForCausalLM": PRE_FC, "Qwen4ExpForCausalLM": PRE_FC}
 # where there is a projection of each input, their names
 PAIRS = {
     "DeepseekV4ForCausalLM": ("e_proj", "h_proj"),
@@ -230,14 +237,15 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     else:
         embed_DD, hidden_DD = (own[f"{name}.weight"] for name in PAIRS[architecture])
     joined = (embeds @ embed_DD.T)[:, None] + hidden @ hidden_DD.T  # [T, streams, DIM]
-    normed, stream = _reference(cached_tiny(architecture, **alone), joined)
+    normed, stream = reference(cached_tiny(architecture, **alone), joined)
     assert relative_error(logits, target.logits(normed)) < 1e-4
     assert relative_error(passed, normed if model.spec.passes_normed else stream) < 1e-4
 
 
-def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The Hugging Face model's hidden states after the last norm, and before it (all streams)."""
     decoder, seen = reference_model(folder).get_decoder(), list[torch.Tensor]()
+    decoder = getattr(decoder, "model", decoder)  # Llama 4 gives its head too
     if type(decoder).__name__ in ("HYV4Model", "Glm5NextModel", "Glm5NextTextModel"):
         _without_streams(decoder)
     if joined.shape[1] > 1:  # it would begin with equal streams
@@ -297,7 +305,7 @@ def test_a_head_of_speculators(architecture: str, tmp_path: Path) -> None:
         rms(hidden, own[at + "hidden_layernorm.weight"] + offset, eps),
     )
     joined = torch.cat(both, -1) @ own[at + "input_proj.weight"].T
-    normed, _ = _reference(alone, joined[:, None])
+    normed, _ = reference(alone, joined[:, None])
     assert relative_error(logits, target.logits(normed)) < 1e-4
     assert relative_error(passed, normed) < 1e-4
 

@@ -55,13 +55,16 @@ STATES: dict[str, StateMixer] = {
     "short conv with a bias": ShortConv(36, 4, bias=True),
     "mamba": Mamba1(56, 9, 5, 4),
     "mamba with norms": Mamba1(56, 9, 5, 3, conv_bias=False, bias=True, norm=RMS),
-    "mamba of two heads": Mamba1(56, 9, 5, 4, heads=2),
+    "mamba of two heads": Mamba1(56, 9, 5, 4, heads=2, act="relu"),
     "gated linear recurrence": RgLru(60, 3, 4, "gelu_tanh"),
     "mamba 2": SSD,
     "mamba 2, gate behind": replace(SSD, norm_groups=2, gate_after_norm=True, bias=True),
+    "mamba 2, bias behind": replace(SSD, out_bias=True, act="gelu"),
     "mamba 2, no norm": replace(SSD, norm=None, dt_limit=(0.01, 0.6), conv_bias=False),
     "delta": DELTA,
-    "delta, wide": replace(DELTA, v_dim=70, beta_scale=2.0, gate_act="sigmoid", width=2),
+    "delta, wide": replace(
+        DELTA, v_dim=70, beta_scale=2.0, gate_act="sigmoid", width=2, act="gelu_tanh"
+    ),
     "delta by channel": replace(DELTA, channel_decay=True, gate_act="sigmoid"),
     "delta with a floor": replace(DELTA, channel_decay=True, low_rank=False, decay_floor=-5.0),
 }

@@ -57,7 +57,7 @@ REFUSED = [
     ("xLSTMForCausalLM", {"use_bias": True}, "use_bias"),
     ("CohereCompassForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
     ("ZambaForCausalLM", {"n_mamba_heads": 3}, "n_mamba_heads"),
-    ("ZambaForCausalLM", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act"),
+    ("ZambaForCausalLM", {"hidden_mamba_act": "xielu"}, "hidden_mamba_act"),
     ("ZambaForCausalLM", {"layers_block_type": ["hybrid"]}, "layers_block_type"),
     ("ZambaForCausalLM", {"attn_layer_period": 0, "layers_block_type": None}, "attn_layer_period"),
     ("Zamba2ForCausalLM", {"mamba_ngroups": 3}, "n_mamba_heads"),
@@ -210,6 +210,47 @@ def test_an_xlstm_with_joined_projections(tmp_path: Path) -> None:
     ids = list(range(5, 30))
     ours, same = (PagedRunner(load_model(at)).prefill({0: ids})[0] for at in (tmp_path, folder))
     assert torch.equal(ours, same)
+
+
+MULTIPLIERS = {
+    "attention_in_multiplier": 0.5,
+    "attention_out_multiplier": 0.4,
+    "key_multiplier": 0.3,
+    "mlp_multipliers": [0.3, 0.6],
+    "ssm_in_multiplier": 1.7,
+    "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],
+    "ssm_out_multiplier": 2.0,
+}
+UNUSUAL_STATES: list[tuple[str, dict[str, Any]]] = [
+    ("FalconH1ForCausalLM", {"attention_bias": True, "mamba_proj_bias": True, **MULTIPLIERS}),
+    ("FalconH1ForCausalLM", {"mlp_bias": True, "projectors_bias": True, **MULTIPLIERS}),
+    *(
+        (architecture, {"hidden_act": "gelu"})
+        for architecture in ("MambaForCausalLM", "BambaForCausalLM", "Qwen3NextForCausalLM")
+    ),
+    ("KimiLinearForCausalLM", {"hidden_act": "relu"}),
+    ("NemotronHForCausalLM", {"mamba_hidden_act": "relu"}),
+    ("ZambaForCausalLM", {"hidden_mamba_act": "gelu_new"}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), UNUSUAL_STATES)
+def test_biases_and_activations_of_recurrent_layers(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    folder = cached_tiny(architecture, **changes)
+    ids = torch.randint(3, 380, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
+    ours = PagedRunner(load_model(folder)).prefill({0: ids}, num_chunks=3)[0]
+    assert relative_error(ours, theirs) < 1e-4
+
+
+def test_multipliers_that_a_falcon_leaves_out() -> None:
+    shape = UNUSUAL_CONFIGS["DogeForCausalLM"] | {"hidden_size": 64, "num_hidden_layers": 2}
+    shape |= {"mamba_d_ssm": 64, "mamba_n_heads": 4, "num_attention_heads": 8, "vocab_size": 128}
+    decoder = describe({"architectures": ["FalconH1ForCausalLM"], **shape})
+    assert decoder.names["ffn.down"].recipe.factor == 1.0
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "num_attention_heads": 2}])

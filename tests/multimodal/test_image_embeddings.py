@@ -60,6 +60,15 @@ async def embed(server: Served, given: Any, **fields: Any) -> Any:
     return [row["embedding"] for row in answer.json()["data"]]
 
 
+async def conversation(server: Served, url: str, *parts: Any, **fields: Any) -> Any:
+    """The vectors of a user's message with an image, in vLLM's form."""
+    content = [{"type": "image_url", "image_url": {"url": url}}, *parts]
+    messages = [{"role": "user", "content": content}]
+    answer = await server.post("/v1/embeddings", messages=messages, **fields)
+    assert answer.status_code == 200, answer.text
+    return [row["embedding"] for row in answer.json()["data"]]
+
+
 async def native(server: Served, **fields: Any) -> Any:
     answer = await server.post("/encode", **fields)
     assert answer.status_code == 200, answer.text
@@ -86,6 +95,7 @@ def test_clip_embeds_texts_and_images(tmp_path: Path) -> None:
             assert both[0] == got[0] and len(both[1]) == len(got[0])
             assert both[1] == (await embed(server, "a word<|end|>"))[0]
             assert (await embed(server, [{"text": "padding", "image": urls[1]}]))[0] == got[1]
+            assert await conversation(server, urls[1]) == [got[1]]
             short = (await embed(server, [{"image": urls[0]}], dimensions=8))[0]
             assert short == pytest.approx(normalize(seen[0][:8], dim=0).tolist(), abs=1e-5)
             assert (await native(server, image_data=urls[2]))["embedding"] == got[2]
@@ -136,6 +146,11 @@ def test_a_vision_language_model_gives_embeddings(tmp_path: Path) -> None:
             assert await embed(server, given) == got[:3]  # from the prefix cache
             one = await native(server, text=f"see {place} here", image_data=urls[2])
             assert cosine(one["embedding"], oracle(f"see {place} here", IMAGES[2])) > 1 - 1e-5
+            for adds, end in ((False, ""), (True, "<assistant>")):
+                [chat] = await conversation(
+                    server, urls[1], {"type": "text", "text": "find"}, add_generation_prompt=adds
+                )
+                assert cosine(chat, oracle(f"<user>{place}find\n{end}", IMAGES[1])) > 1 - 1e-5
             answer = await server.post("/v1/embeddings", input=[{"image": "file:///etc/passwd"}])
             assert answer.status_code == 400 and "input[0].image" in answer.text
 

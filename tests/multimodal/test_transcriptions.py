@@ -142,6 +142,10 @@ async def languages_and_prompts(server: Served, oracle: Oracle) -> None:
     want = oracle.text(oracle.ids(audio, found, task="translate"))
     english = await ask(server, wav(audio), "/v1/audio/translations")
     assert english.json()["text"] == want.strip() and want not in seen
+    german = {"language": "de", "to_language": "en"}
+    english = await ask(server, wav(audio), "/v1/audio/translations", **german)
+    want = oracle.text(oracle.ids(audio, "de", task="translate"))
+    assert english.json()["text"] == want.strip() and want not in seen
     said = await ask(server, wav(audio), response_format="verbose_json")
     assert said.json()["language"] == {"en": "english", "de": "german", "ja": "japanese"}[found]
     named = await ask(server, wav(audio), language="German", response_format="text")
@@ -220,7 +224,7 @@ async def refusals(server: Served, oracle: Oracle) -> None:
         (good, {"prompt": "<|endoftext|>"}, "prompt"), (good, {"stream": "perhaps"}, "stream"),
         (good, {"stream": "true", "response_format": "srt"}, "response_format"),
         (b"", {}, "file"), (b"no audio", {}, "file"), (good[:60], {}, "file"),
-        (wav(noise(6, 0.01)), {}, "file"),
+        (wav(noise(6, 0.01)), {}, "file"), (good, {"to_language": "en"}, "to_language"),
     ):  # fmt: skip
         answer = await ask(server, data, **fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text

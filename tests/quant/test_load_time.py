@@ -13,6 +13,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 
 from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.base.errors import ConfigError
+from radixlm.config.parser import parse
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
@@ -33,6 +34,8 @@ IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
         ("int4-32", 100, "int8wo"),
         ("w4a8-128", 96, "w4a8-32"),
         ("w4a8-32", 100, "w8a8"),
+        ("fp4-16", 48, "fp4-16"),
+        ("fp4-32", 48, "fp4-16"),
         ("w8a8", 100, "w8a8"),
     ],
 )
@@ -53,6 +56,8 @@ def test_options() -> None:
     assert isinstance(make_scheme(None, "", None, "bitsandbytes"), RoundedScheme)
     with pytest.raises(ConfigError, match=r"--quantization awq contradict .* --load-format auto"):
         make_scheme("awq", "", None, "bitsandbytes")
+    for name in ONLINE_FORMATS:
+        assert parse(["--quantization", name])[0].model.quantization == name
 
 
 def test_nf4_is_that_of_bitsandbytes() -> None:
@@ -63,7 +68,7 @@ def test_nf4_is_that_of_bitsandbytes() -> None:
 
 # Relative to the spread of the logits; unrelated logits would differ by 1.4.
 BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5, "mxfp4": 0.5, "fp8": 0.15}
-BOUNDS |= {"bitsandbytes": 0.5}
+BOUNDS |= {"bitsandbytes": 0.5, "nvfp4_online": 0.5}
 
 
 @pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
@@ -94,5 +99,5 @@ def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     # Activations may round to the other side if their last bits differ.
     # fp8: the kernels round weights only, the reference rounds activations too.
     name = name.removeprefix("quark_")
-    bound = {"int8wo": 1e-3, "fp8": 0.15, "mxfp4": 5e-2}.get(name, 3e-2)
+    bound = {"int8wo": 1e-3, "fp8": 0.15, "mxfp4": 5e-2, "nvfp4_online": 5e-2}.get(name, 3e-2)
     assert float((together[0] - want[0]).abs().max() / want[0].abs().max()) < bound

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.kv_events import PublishedPages
@@ -268,3 +270,25 @@ async def test_a_publisher_that_is_told_of_later_is_read(
         made.all.on_change("changed", worker)
     (reader,) = made.all._readers[worker.name]
     assert reader.feed.endpoint.endswith("two") and before == [reader]
+
+
+async def test_messages_nested_too_deep_stop_no_reader(
+    tmp_path: Path, readers: Callable[[], Readers]
+) -> None:
+    """ZeroMQ tells once of what is there: a reader that raises amid it would never read on."""
+    endpoint = f"ipc://{tmp_path}/raw"
+    publisher: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
+    publisher.linger = 0
+    publisher.bind(endpoint)
+    worker, mine = Worker("http://127.0.0.1:1"), readers()
+    worker.state = State.READY
+    worker.facts = {"kv_events": {"endpoints": [endpoint], "topic": ""}}
+    mine.all.on_change("joined", worker)
+    assert await asyncio.to_thread(publisher.recv) == b"\1"  # it has subscribed
+    stored = ["BlockStored", [1], None, IDS[:PAGE].tolist(), PAGE, None]
+    good = msgspec.msgpack.encode([1.0, [stored], 0])
+    for number, payload in enumerate((b"\x91" * 100_000, good)):
+        publisher.send_multipart((b"", number.to_bytes(8, "big"), payload))
+    await mine.until(lambda: mine.depth(worker) == PAGE)
+    assert mine.all.figures()["faulty",] == 1
+    publisher.close()

@@ -172,6 +172,16 @@ def test_what_is_no_message_is_refused(payload: Any) -> None:
         read_message(0, data)
 
 
+def test_numbers_that_cannot_be_asked_for_are_refused() -> None:
+    data = msgspec.msgpack.encode([1.0, [], 0])
+    stream = KvStream(KvIndex(hashes=HASHES), "w")
+    stream.take(read_message((1 << 63) - 1, data))
+    stream.replayed()
+    stream.next_number.to_bytes(8, "big")
+    with pytest.raises(ValueError, match="the number 9223372036854775808"):
+        read_message(1 << 63, data)
+
+
 @pytest.mark.parametrize(
     "event",
     [

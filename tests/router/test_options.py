@@ -126,3 +126,7 @@ def test_secrets_are_not_printed(
 def test_the_page_of_flags_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "gateway-arguments.md"
     assert page.read_text(encoding="utf-8") == render(), "run scripts/docs"
+
+
+def test_the_name_of_authorities_in_the_references_guide() -> None:
+    assert parse(["--ca-cert-path", "a.pem", "b.pem"]).ca_cert_paths == ("a.pem", "b.pem")

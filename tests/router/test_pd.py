@@ -185,6 +185,14 @@ async def test_logprobs_of_the_prompt_are_the_prefill_workers(start_workers: Sta
     assert meta["output_token_logprobs"] == [[-0.25, 2, None]]
 
 
+async def test_scores_of_choices_are_the_decode_workers(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    body = {"text": "a", "score_choices": ["b"], "return_logprob": True}
+    async with PdFront([prefill], [decode]) as front:
+        answer = await ask(front.url, "POST", "/generate", body)
+    assert answer.json["meta_info"]["input_token_logprobs"] == [[-0.5, 1, None]]
+
+
 def test_logprobs_are_joined_in_streams_and_batches() -> None:
     def event(index: int, told: list[Any]) -> bytes:
         one = {"index": index, "meta_info": {"input_token_logprobs": told}}
@@ -198,6 +206,13 @@ def test_logprobs_are_joined_in_streams_and_batches() -> None:
     joined = orjson.loads(edit(orjson.dumps([{"meta_info": {}}, {"meta_info": {}}])))
     assert joined == batch
     assert pd.joined_logprobs(b"<html>")(b"{}") == b"{}"
+
+
+def test_all_lists_of_the_prompt_are_joined() -> None:
+    names = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+    first, second = ({"meta_info": {name: [[i]] for name in names}} for i in range(2))
+    joined = orjson.loads(pd.joined_logprobs(orjson.dumps(first))(orjson.dumps(second)))
+    assert joined["meta_info"] == {name: [[0], [1]] for name in names}
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30))

@@ -13,7 +13,7 @@ from radixlm.engine.logit_processors import BUILTIN_PROCESSORS
 from radixlm.sampling.processors import LogitProcessors, RowInfo, ServerFacts
 
 VOCAB = 10
-WORDS = {"<think>": [8], "</think>": [9], "so": [1, 2]}
+WORDS = {"<think>": [8], "</think>": [9], "so": [1, 2], "<call>": [4], "<two>": [5, 6]}
 
 
 def load_tokenizer() -> Any:
@@ -86,6 +86,36 @@ def test_thinking_budget(
 
 
 @pytest.mark.parametrize(
+    ("prompt", "output", "banned"),
+    [
+        ([5], [], []),  # no reasoning
+        ([5, 8], [6], [0, 4]),  # EOS, and the marker that is one token
+        ([5, 8], [6, 9], []),
+        ([5], [8], [0, 4]),
+    ],
+)
+@pytest.mark.parametrize("budget", [{}, {"thinking_budget": 2}])
+def test_markers_are_excluded_from_the_reasoning(
+    known: LogitProcessors,
+    prompt: list[int],
+    output: list[int],
+    banned: list[int],
+    budget: dict[str, int],
+) -> None:
+    params = {"excluded": ["<call>", "<two>"], **budget}
+    known.get("thinking_budget").check(params)
+    left = allowed(known, "thinking_budget", params, prompt, output)
+    assert sorted(set(range(VOCAB)) - set(left)) == banned
+
+
+def test_markers_of_several_tokens_exclude_nothing() -> None:
+    known = LogitProcessors(BUILTIN_PROCESSORS, ServerFacts(VOCAB, (), load_tokenizer))
+    params = {"excluded": ["<two>"]}
+    known.get("thinking_budget").check(params)
+    assert len(allowed(known, "thinking_budget", params, [5, 8], [6])) == VOCAB
+
+
+@pytest.mark.parametrize(
     ("name", "params"),
     [
         ("disallowed_tokens", None),
@@ -95,7 +125,9 @@ def test_thinking_budget(
         ("no_repeat_ngram", {}),
         ("no_repeat_ngram", {"ngram_size": 0}),
         ("no_repeat_ngram", {"ngram_size": 2, "window_size": -1}),
+        ("thinking_budget", {}),
         ("thinking_budget", {"thinking_budget": True}),
+        ("thinking_budget", {"thinking_budget": 1, "excluded": [3]}),
         ("thinking_budget", {"thinking_budget": 3, "end": 5}),
         ("thinking_budget", {"thinking_budget": 3, "end": "unheard"}),
     ],

@@ -125,6 +125,30 @@ def test_sampler_calls_a_processor_once_for_all_its_rows() -> None:
     assert table.state(0).output_ids == [9, 3, 3, 3]
 
 
+def test_a_bound_comes_after_the_processor_of_its_row() -> None:
+    def lead(logits: torch.Tensor, params: Any, rows: Any) -> torch.Tensor:
+        for row, given in zip(logits, params, strict=True):
+            row[given["token"]] += 100
+        return logits
+
+    def forced(logits: torch.Tensor, params: Any, rows: Any) -> torch.Tensor:
+        for row, given, info in zip(logits, params, rows, strict=True):
+            if len(info.output_ids) == given["after"]:
+                row[row.argmax() + 1] += 500
+        return logits
+
+    table = SamplingTable(3, VOCAB)
+    first, bound = NamedProcessor("first", lead), NamedProcessor("bound", forced)
+    for slot, after in ((0, 1), (2, 0)):
+        params = SamplingParams(temperature=0.0, custom_params={"token": slot + 3})
+        table.set(slot, params, [1], processor=first, bound=(bound, {"after": after}))
+    params = SamplingParams(temperature=0.0, custom_params={"after": 0})
+    table.set(1, params, [1], processor=bound)
+    sampler = Sampler(table)
+    drawn = [sampler.sample(torch.eye(3, VOCAB), [0, 1, 2], [at] * 3) for at in (1, 2)]
+    assert [one.tokens_R.tolist() for one in drawn] == [[3, 2, 6], [4, 1, 5]]
+
+
 def test_sampler_tells_which_row_failed() -> None:
     def call(logits: torch.Tensor, params: Any, rows: Any) -> torch.Tensor:
         raise ValueError("no")

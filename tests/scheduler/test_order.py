@@ -152,6 +152,18 @@ def test_users_take_turns() -> None:
     assert recorder.started.index("b0") == 1
 
 
+def test_requests_join_those_of_their_routing_key() -> None:
+    """The key that most running requests have goes first, then the others by their keys."""
+    bench, recorder = _bench(max_running=3, policy="routing-key")
+    for i, (key, length) in enumerate((("a", 2), ("b", 40), ("b", 40))):
+        bench.submit(f"run{i}", [1, 2, 3 + i], length, ignore_eos=True, routing_key=key)
+    bench.tick()
+    for i, key in enumerate(("d", "a", None, "b", "c", "b")):
+        bench.submit(f"{key}{i}", [1, 3, 3 + i], 3, ignore_eos=True, routing_key=key)
+    bench.run()
+    assert recorder.started[3:] == ["b3", "b5", "None2", "a1", "c4", "d0"]
+
+
 def test_a_full_queue_refuses() -> None:
     bench, _ = _bench(max_running=1, max_queued=2)
     bench.submit("runs", [1, 2], 10, ignore_eos=True)

@@ -115,7 +115,7 @@ def test_an_admission_keeps_what_a_rank_computes_with() -> None:
     embeds = np.arange(10, dtype=np.float32).reshape(5, 2)
     rope_ids = np.arange(15, dtype=np.int32).reshape(3, 5)
     params = SamplingParams(temperature=0.5)
-    sent = Admission("r", 3, params, prompt, prompt, embeds, (media,), rope_ids, "proc", 7, 2)
+    sent = Admission("r", 3, params, prompt, prompt, embeds, (media,), rope_ids, "proc", 7, 2, {})
     (got,) = (
         PlanDecoder()
         .decode(PlanEncoder().encode(StepPlan(0, (), (sent,)), NEXT_TOKEN))
@@ -125,6 +125,7 @@ def test_an_admission_keeps_what_a_rank_computes_with() -> None:
     assert (got.adapter, got.adapter_start) == (7, 2)
     assert same(got.embeds, embeds) and same(got.rope_ids, rope_ids)
     assert (got.rid, got.processor, len(got.output_ids)) == ("", None, 0)
+    assert got.reasoning_bound is None  # one rank samples
 
 
 @pytest.mark.parametrize(("running", "most"), [(1, 40), (16, 160), (64, 600), (256, 2300)])
@@ -139,7 +140,7 @@ def test_a_decode_plan_is_small(running: int, most: int) -> None:
 def test_every_field_is_known_here() -> None:
     """Whoever adds a field decides whether other ranks compute with it: ``step/codec.py``."""
     admission = "rid slot sampling prompt_ids output_ids embeds media rope_ids processor adapter"
-    assert Admission.__struct_fields__ == (*admission.split(), "adapter_start")
+    assert Admission.__struct_fields__ == (*admission.split(), "adapter_start", "reasoning_bound")
     item = "rid slot start count tokens emit logprobs targets_at targets hidden_states pooling"
     assert Item.__struct_fields__ == (*item.split(), "page_row")
     plan = "index items admissions releases pages feature_data new_pages copies draft_lens"

@@ -3,6 +3,7 @@ names."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jsonschema
@@ -111,6 +112,19 @@ def test_nonsense_does_no_harm(schema: Any) -> None:
     assert close_objects(made) == made
     if isinstance(schema, dict):
         assert schema.keys() <= made.keys()
+
+
+def test_large_schemas_take_linear_time() -> None:
+    many = {f"p{i}": {"type": "int32", "enum": [i]} for i in range(30_000)}
+    listed = {"anyOf": [{"type": "str"} for _ in range(30_000)]}
+    # each definition opens the one before it
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}"}, A]} for i in range(2_000)}
+    start = time.thread_time()
+    assert standard_types({"properties": many})["properties"]["p7"]["type"] == "integer"
+    assert standard_types(listed)["anyOf"][-1] == {"type": "string"}
+    assert close_objects({"properties": many})["additionalProperties"] is False
+    assert close_objects({"$defs": chain, "$ref": "#/$defs/d1999"})["$defs"] == chain
+    assert time.thread_time() - start < 4
 
 
 def test_types_have_the_names_of_the_standard() -> None:

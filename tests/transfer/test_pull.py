@@ -16,6 +16,7 @@ import pytest
 
 from radixlm.base.errors import TransferError
 from radixlm.transfer import server as serving
+from radixlm.transfer.bootstrap import Directory
 from radixlm.transfer.checksums import CRC32
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient
 from radixlm.transfer.frames import (
@@ -350,6 +351,37 @@ def test_strangers_take_little_memory_and_time(pair: Pair, monkeypatch: pytest.M
             sock.sendall(start)
             while sock.recv(4096):
                 pass  # ends when the server has closed it
+
+
+def test_a_server_without_threads_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "transfer client":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with pytest.raises(TransferError):
+        pair.client()
+    monkeypatch.undo()
+    pair.client().close()
+
+
+def test_a_bootstrap_service_of_a_stranger_is_a_peer_that_failed() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        sock.recv(4096)
+        sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 50_000)
+        sock.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with contextlib.closing(listener), pytest.raises(TransferError):
+        Directory().ranks("127.0.0.1", listener.getsockname()[1], 1)
+    thread.join(10)
 
 
 def test_a_closed_server_listens_no_more(pair: Pair) -> None:

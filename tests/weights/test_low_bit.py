@@ -14,7 +14,6 @@ from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.weights.test_permuted_integers import values
 from torch import Tensor
-from transformers.integrations.bitnet import pack_weights, unpack_weights
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels import cpu
@@ -157,10 +156,13 @@ def test_w4afp8_reads_fp8_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bitlinear", "autobitlinear"])
 def test_bitnet(kind: str, tmp_path: Path) -> None:
     """As transformers packs and unpacks ternary weights."""
+    from transformers.integrations.bitnet import pack_weights, unpack_weights  # takes a second
+
     ternary = torch.randint(-1, 2, (16, 64)).float()
     scale = torch.tensor([1.7])
     packed = pack_weights(ternary.clone())  # it changes its argument
-    assert torch.equal(unpack_weights(packed, torch.float32), ternary)
+    with torch.compiler.set_stance("force_eager"):  # compiling it takes ten seconds
+        assert torch.equal(unpack_weights(packed, torch.float32), ternary)
     config = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
     source = opened(tmp_path, config, {"weight": packed, "weight_scale": scale})
     check(source, ternary * (1 / scale if kind == "bitlinear" else scale))
@@ -223,6 +225,8 @@ def quark_parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def bitnet_parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    from transformers.integrations.bitnet import pack_weights
+
     ternary, scale = (weight / 0.1).round().clamp(-1, 1), torch.tensor([10.0])
     return {"weight": pack_weights(ternary.clone()), "weight_scale": scale}, ternary / scale
 

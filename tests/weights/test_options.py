@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
         ('{"num_threads": 3}', "auto", DEFAULT),  # as the reference: both keys are needed
         ("{}", "fastsafetensors", LoadOptions(8)),
         ('{"concurrency": 2, "memory_limit": 9}', "remote", LoadOptions(2, 9)),
+        ('{"concurrency": 2, "distributed": true}', "remote", LoadOptions(2)),
         (
             '{"pattern": "r{rank}-{part}.st"}',
             "sharded_state",

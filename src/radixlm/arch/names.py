@@ -67,7 +67,10 @@ DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
     "head": AnyOf(
-        *(f"{at}lm_head" for at in ("", "language_model.", "llm.", "language.", "thinker."))
+        *(
+            f"{at}lm_head"
+            for at in ("", "language_model.", "llm.", "language.", "thinker.", "model.")
+        )
     ),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
@@ -142,8 +145,11 @@ def _flat(name: Name) -> tuple[Named, ...]:
 
 def untied_with_bias(decoder: Decoder) -> Decoder:
     """A tied head with a bias becomes a head of its own whose weight is the token table's."""
-    if not (decoder.tied and decoder.head_bias):
-        return decoder
+    return untied(decoder) if decoder.tied and decoder.head_bias else decoder
+
+
+def untied(decoder: Decoder) -> Decoder:
+    """A head of its own: the checkpoint's where it has one, else a copy of the token table."""
     names: Any = {**DEFAULT, **decoder.names}
     either = AnyOf(names["head"], names["embed"])
     return replace(decoder, tied=False, names={**decoder.names, "head": either})

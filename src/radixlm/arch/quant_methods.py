@@ -114,10 +114,10 @@ TORCHAO_FP8 = {  # a scale for each row is finer than one for the tensor and cos
     "fp8dq-per_row": "fp8",
 }
 ROUNDED = {"bitsandbytes": "nf4", "fp8wo": "fp8wo"}  # no kernel multiplies them (quant/rounded.py)
-MXFP4 = {"mxfp4": "fp4-32", "quark_mxfp4": "fp4-32"}  # on a CPU
+FP4 = {"mxfp4": "fp4-32", "quark_mxfp4": "fp4-32", "nvfp4_online": "fp4-16"}  # on a CPU
 ONLINE_FORMATS = {
     **ONLINE_INTEGERS,
-    **MXFP4,
+    **FP4,
     "fp8": "fp8",
     "w8a8_fp8": "fp8",
     "mxfp8": "fp8",  # a scale for each row, where mxfp8 has one for 32 inputs

@@ -164,14 +164,16 @@ class GroupedParts(Record):
 
 
 class ScaleRows(Record):
-    """Runs of rows (count, factor), each times its factor."""
+    """Runs of rows (count, factor), each times its factor; all of a matrix times ``inputs``, which
+    multiplies what it reads and so no bias."""
 
     runs: tuple[tuple[int, float], ...]
+    inputs: float = 1.0
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
-        parts, first = [], 0
+        parts, first, inputs = [], 0, self.inputs if tensor.ndim > 1 else 1.0
         for count, factor in self.runs:
-            parts.append(tensor[first : first + count] * factor)
+            parts.append(tensor[first : first + count] * (inputs * factor))
             first += count
         return cat(parts, 0)
 

@@ -258,31 +258,54 @@ DRAFTS: dict[str, str] = {
     "Glm4MoeLiteForCausalLMNextN": "drafts:next_n",
     "GlmOcrForConditionalGenerationNextN": "drafts:next_n",
     "GlmMoeDsaForCausalLMNextN": "drafts:next_n",
-    "LlamaForCausalLMEagle": "drafts:llama_eagle",
-    "LlamaForCausalLMEagle3": "drafts:llama_eagle3",
-    "Eagle3DraftModel": "drafts:llama_eagle3",
-    "Eagle3DeepseekV2ForCausalLM": "drafts:deepseek_eagle3",
-    "Eagle3DeepseekV3ForCausalLM": "drafts:deepseek_eagle3",
-    "Eagle3LlamaForCausalLM": "drafts:llama_eagle3",
-    "Eagle3MiniMaxM2ForCausalLM": "drafts:llama_eagle3",
-    "Eagle3Qwen2_5vlForCausalLM": "drafts:llama_eagle3",
-    "Eagle3Qwen3vlForCausalLM": "drafts:llama_eagle3",
-    "Eagle3Speculator": "drafts:llama_eagle3",
-    "EagleLlamaForCausalLM": "drafts:llama_eagle",
+    "LlamaForCausalLMEagle": "eagle:llama_eagle",
+    "LlamaForCausalLMEagle3": "eagle:llama_eagle3",
+    "Eagle3DraftModel": "eagle:llama_eagle3",
+    "Eagle3DeepseekV2ForCausalLM": "eagle:deepseek_eagle3",
+    "Eagle3DeepseekV3ForCausalLM": "eagle:deepseek_eagle3",
+    "Eagle3LlamaForCausalLM": "eagle:llama_eagle3",
+    "Eagle3MiniMaxM2ForCausalLM": "eagle:llama_eagle3",
+    "Eagle3Qwen2_5vlForCausalLM": "eagle:llama_eagle3",
+    "Eagle3Qwen3vlForCausalLM": "eagle:llama_eagle3",
+    "Eagle3Speculator": "eagle:llama_eagle3",
+    "EagleCohereForCausalLM": "eagle:cohere_eagle",
+    "EagleLlama4ForCausalLM": "eagle:llama4_eagle",
+    "EagleLlamaForCausalLM": "eagle:llama_eagle",
+    "EagleMistralForCausalLM": "eagle:mistral_eagle",
+    "EagleMistralLarge3ForCausalLM": "eagle:mistral_large3_eagle",
+    "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
+    "HYV3ForCausalLMNextN": "drafts:bailing",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
     "MiMoMTP": "drafts:mimo",
     "MiMoV2MTP": "drafts:mimo_v2",
     "MiniMaxM3MTP": "drafts:minimax_m3",
-    "MistralForCausalLMEagle": "drafts:llama_eagle",
+    "MistralForCausalLMEagle": "eagle:mistral_eagle",
+    "MistralLarge3ForCausalLMEagle": "eagle:mistral_large3_eagle",
     "MtpSpeculator": "drafts:mtp_speculator",
     "NemotronHForCausalLMMTP": "drafts:nemotron_h",
-    "Qwen2ForCausalLMEagle": "drafts:qwen2_eagle",
+    "Qwen2ForCausalLMEagle": "eagle:qwen2_eagle",
     "Qwen3_5ForCausalLMMTP": "drafts:qwen3_next",
+    "Qwen3MoeForCausalLMMTP": "drafts:qwen3_moe",
     "Qwen3NextForCausalLMMTP": "drafts:qwen3_next",
     "Qwen4ExpForCausalLMMTP": "drafts:qwen4_exp",
     "Step3p5MTP": "drafts:step",
 }
 ARCHITECTURES |= dict.fromkeys(DRAFTS, "drafts:refuse_draft")
+# Heads whose authors left the architecture of their model; what they are.
+EAGLE_HEADS: dict[str, str] = {
+    "LlamaForCausalLM": "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+}
+EAGLE3_HEADS: dict[str, str] = {
+    "LlamaForCausalLM": "LlamaForCausalLMEagle3",
+    "Qwen3ForCausalLM": "LlamaForCausalLMEagle3",
+}
+# Drafters that are known and not built: they draft several tokens at once.
+OTHER_DRAFTS = (
+    *("DFlashDraftModel", "DFlashLagunaForCausalLM", "DSparkDraftModel", "Qwen3DSparkModel"),
+    *("DeepseekV4ForCausalLMDSpark", "MedusaModel", "PEagleDraftModel", "PeagleLlamaForCausalLM"),
+    "MLPSpeculatorPreTrainedModel",
+)
 # Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
 MTP_LAYERS: dict[str, str] = {
     "DeepseekV3ForCausalLM": "drafts:next_n",
@@ -310,6 +333,7 @@ MTP_LAYERS: dict[str, str] = {
     "MiniMaxM3VLForCausalLM": "drafts:minimax_m3",
     "MiniMaxM3SparseForCausalLM": "drafts:minimax_m3",
     "MiniMaxM3SparseForConditionalGeneration": "drafts:minimax_m3",
+    "Qwen3MoeForCausalLM": "drafts:qwen3_moe",
     "Qwen3NextForCausalLM": "drafts:qwen3_next",
     "Qwen3_5ForCausalLM": "drafts:qwen3_next",
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
@@ -344,6 +368,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "modernbert-decoder": "gpt:modernbert_decoder_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
+    "paddleocr_vl_text": "ernie:paddleocr_config",
     "rwkv": "rwkv:rwkv_config",
     "step3p5": "step:step_config",
     "step3p7": "step:step_config",
@@ -362,6 +387,11 @@ def find(architecture: str, source: str = "config.json") -> Family:
     if architecture in ARCHITECTURES:
         family: Family = family_function(ARCHITECTURES[architecture])
         return family
+    if architecture in OTHER_DRAFTS:
+        raise UnknownArchitecture(
+            f"{source}: {architecture!r} drafts several tokens at once, which is not supported; "
+            "EAGLE and EAGLE-3 heads and prediction layers are"
+        )
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")

@@ -336,6 +336,7 @@ class Mamba1(Record):
     bias: bool = False
     norm: Norm | None = None  # of time step, B and C, each
     heads: int = 1  # groups of channels, each with a time step, B and C made of its own channels
+    act: Activation = "silu"  # of the convolution
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -355,8 +356,10 @@ class Mamba2(Record):
     norm_groups: int = 1
     gate_after_norm: bool = False
     conv_bias: bool = True
-    bias: bool = False
+    bias: bool = False  # of the projection in
+    out_bias: bool = False
     dt_limit: tuple[float, Annotated[float, "may be infinite"]] = (0.0, math.inf)
+    act: Activation = "silu"  # of the convolution
 
     @property
     def inner(self) -> int:
@@ -416,6 +419,7 @@ class DeltaNet(Record):
     )
     ngrams: Ngrams | None = None  # of its block; their states follow those of the delta rule
     decay_floor: float = 0.0  # below 0: log decay = floor * sigmoid(.); 0 = by a softplus
+    act: Activation = "silu"  # of the convolution
 
     @property
     def conv_channels(self) -> int:

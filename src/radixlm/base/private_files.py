@@ -51,13 +51,15 @@ def close_to_others(folder: Path) -> None:
 
 def read_secret(path: str | Path) -> bytes:
     """The contents of a file, without a line's end. ConfigError if it is absent, empty, or if
-    others than its owner may read it."""
+    others than its owner may read it. A file of root may be read by a group, as secrets of
+    Kubernetes are by a pod's fsGroup."""
     try:
         with open(path, "rb") as file:
-            mode, secret = os.fstat(file.fileno()).st_mode, file.read().rstrip(b"\r\n")
+            facts, secret = os.fstat(file.fileno()), file.read().rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(f"cannot read the secret in {path}: {error}") from error
-    if mode & 0o077 or not secret:
+    closed = 0o037 if facts.st_uid == 0 != os.geteuid() else 0o077
+    if facts.st_mode & closed or not secret:
         problem = "is empty" if not secret else "may be read by others: chmod 600"
         raise ConfigError(f"the file of a secret {path} {problem}")
     return secret

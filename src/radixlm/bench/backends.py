@@ -44,7 +44,15 @@ class RequestOptions:
     is_stream: bool = True
     ignore_eos: bool = True
     return_logprob: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The fields of a body that say how tokens are drawn."""
+        top_p = {"top_p": self.top_p} if self.top_p != 1 else {}
+        return {"temperature": self.temperature, **top_p}
 
 
 class Meter:
@@ -205,9 +213,9 @@ class Backend:
             raise ConfigError(f"{self.path} takes no images: use --backend sglang-oai-chat")
         body: dict[str, Any] = {
             "model": row.adapter or options.model,
-            "temperature": 0.0,
             "stream": options.is_stream,
             "ignore_eos": options.ignore_eos,
+            **options.sampling,
         }
         if options.is_stream:
             body["stream_options"] = {"include_usage": True}
@@ -230,9 +238,9 @@ def _native_body(row: Row, options: RequestOptions) -> dict[str, Any]:
     or inside sampling_params."""
     extra = dict(options.extra)
     sampling = {
-        "temperature": 0.0,
         "max_new_tokens": row.num_output,
         "ignore_eos": options.ignore_eos,
+        **options.sampling,
         **extra.pop("sampling_params", {}),
     }
     body: dict[str, Any] = {"sampling_params": sampling, "stream": options.is_stream}
@@ -253,6 +261,8 @@ _CHAT = Backend("/v1/chat/completions", OpenAiMeter, False)
 REFUSED = {
     "trt": "Triton's own generate_stream; put its OpenAI front end behind --backend vllm-chat",
     "gserver": "SGLang's benchmark names it and has no client for it either",
+    "sglang-embedding": "what it measures is the making of tokens, and an embedding has none",
+    "vllm-embedding": "what it measures is the making of tokens, and an embedding has none",
     "truss": "Baseten's API is OpenAI's: use --backend vllm-chat --base-url",
 }
 BACKENDS: dict[str, Backend] = {

@@ -1,6 +1,7 @@
 """Prompts for benchmarks, drawn from a seed: the same for a server and the offline engine."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,12 +75,18 @@ class DatasetOptions:
     gsp_system_prompt_len: int = 2048
     gsp_question_len: int = 128
     gsp_output_len: int = 256
+    gsp_range_ratio: float = 1.0
+    gsp_ordered: bool = False
+    gsp_group_distribution: str = "uniform"
+    gsp_zipf_alpha: float | None = None
     custom_output_len: int | None = None
     mooncake_slowdown_factor: float = 1.0
     mooncake_num_rounds: int = 1
     mooncake_workload: str = "conversation"
     random_image_num_images: int = 1
     random_image_resolution: str = "1080p"
+    image_format: str = "jpeg"
+    image_content: str = "random"
     prompt_suffix: str = ""
     apply_chat_template: bool = False
     tokenize_prompt: bool = False
@@ -166,6 +173,7 @@ def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
     for name in ("mooncake_slowdown_factor", "mooncake_num_rounds", "random_image_num_images"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: more than 0")
+    _check_groups(options)
     recorded.resolution(options.random_image_resolution)
     if options.dataset_name in IMAGE_DATASETS and options.tokenize_prompt:
         raise ConfigError("--tokenize-prompt: images have no token ids before the server sees them")
@@ -175,6 +183,16 @@ def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
                 f"--{name.replace('_', '-')}: a chat backend takes messages, which the server "
                 "renders; use --backend sglang"
             )
+
+
+def _check_groups(options: DatasetOptions) -> None:
+    if not 0.0 <= options.gsp_range_ratio <= 1.0:
+        raise ConfigError(f"--gsp-range-ratio {options.gsp_range_ratio}: between 0 and 1")
+    alpha, kind = options.gsp_zipf_alpha, options.gsp_group_distribution
+    if (kind == "zipf") != (alpha is not None):
+        raise ConfigError("--gsp-group-distribution zipf and --gsp-zipf-alpha 1.2 need each other")
+    if alpha is not None and not 0 < alpha < math.inf:
+        raise ConfigError(f"--gsp-zipf-alpha {alpha}: above 0, such as 1.2")
 
 
 def _lengths(draw: np.random.Generator, length: int, ratio: float, count: int) -> list[int]:
@@ -245,17 +263,31 @@ def _sharegpt(options: DatasetOptions, writer: RowWriter, draw: np.random.Genera
 def _shared_prefix(
     options: DatasetOptions, writer: RowWriter, draw: np.random.Generator
 ) -> list[Row]:
-    """Questions in groups that share a system prompt, in random order."""
-    texts: list[str] = []
-    tokenizer = writer.tokenizer
-    for _ in range(options.gsp_num_groups):
-        length = options.gsp_system_prompt_len
+    """Questions in groups that share a system prompt, in random order unless ``gsp_ordered``."""
+    pairs: list[tuple[str, int]] = []
+    tokenizer, ratio = writer.tokenizer, options.gsp_range_ratio
+    for size in _group_sizes(options):
+        (length,) = _lengths(draw, options.gsp_system_prompt_len, ratio, 1)
         system = fit(tokenizer, words(draw, length), length)
-        for _ in range(options.gsp_prompts_per_group):
-            length = options.gsp_question_len
-            texts.append(f"{system}\n\n{fit(tokenizer, words(draw, length), length)}")
-    draw.shuffle(texts)
-    return [writer.row(text, options.gsp_output_len) for text in texts[: options.num_prompts]]
+        questions = _lengths(draw, options.gsp_question_len, ratio, size)
+        outputs = _lengths(draw, options.gsp_output_len, ratio, size)
+        for length, num_output in zip(questions, outputs, strict=True):
+            question = fit(tokenizer, words(draw, length), length)
+            pairs.append((f"{system}\n\n{question}", num_output))
+    if not options.gsp_ordered:
+        draw.shuffle(pairs)
+    return [writer.row(*pair) for pair in pairs[: options.num_prompts]]
+
+
+def _group_sizes(options: DatasetOptions) -> list[int]:
+    """Requests of each group: equal, or those that Zipf's law draws, the first group's the most."""
+    count, each = options.gsp_num_groups, options.gsp_prompts_per_group
+    if options.gsp_zipf_alpha is None:
+        return [each] * count
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -options.gsp_zipf_alpha
+    draw = np.random.default_rng([options.seed, 3])
+    sizes: list[int] = draw.multinomial(count * each, weights / weights.sum()).tolist()
+    return sizes
 
 
 def read_sharegpt(path: str) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
 from radixlm.base.record import replace
 from radixlm.bench import report
-from radixlm.bench.options import Parser, positive, refuse
+from radixlm.bench.options import Parser, add_shape_options, positive, refuse
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import placed
@@ -83,12 +83,7 @@ def build_parser() -> Parser:
         usage="radixlm bench one-batch [options] [server options]",
         epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
     )
-    for name, default, text in (
-        ("--batch-size", [1], "requests at once; several are measured one after another"),
-        ("--input-len", [1024], "tokens of each prompt"),
-        ("--output-len", [16], "tokens of each answer"),
-    ):
-        parser.add_argument(name, type=int, nargs="+", default=default, metavar="N", help=text)
+    add_shape_options(parser)
     parser.add_argument("--run-name", default="default", metavar="TEXT", help="name in the result")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="best of so many runs")
@@ -105,6 +100,7 @@ def build_parser() -> Parser:
         parser,
         {
             "--correctness-test": check,
+            "--correct": check,
             "--cut-len": check,
             "--prompt-filename": "the prompts are drawn ids; `radixlm generate` answers texts",
             "--log-decode-step": "the table has the median step",

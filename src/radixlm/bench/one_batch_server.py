@@ -26,7 +26,7 @@ from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import report
 from radixlm.bench.client import HttpClient
 from radixlm.bench.one_batch import Shape
-from radixlm.bench.options import Parser, positive, refuse
+from radixlm.bench.options import Parser, add_shape_options, positive, refuse
 from radixlm.bench.serve import local_host
 from radixlm.config.parser import parse
 
@@ -40,12 +40,7 @@ def build_parser() -> Parser:
         "Latency of one static batch through a server.",
         usage="radixlm bench one-batch-server [--base-url URL] [options] [server options]",
     )
-    for name, default, text in (
-        ("--batch-size", [1], "requests at once; several are measured one after another"),
-        ("--input-len", [1024], "tokens of each prompt"),
-        ("--output-len", [16], "tokens of each answer"),
-    ):
-        parser.add_argument(name, type=int, nargs="+", default=default, metavar="N", help=text)
+    add_shape_options(parser)
     parser.add_argument("--base-url", default="", metavar="URL", help="of a running server")
     parser.add_argument("--api-key", metavar="KEY", help="of the server")
     parser.add_argument("--run-name", default="default", metavar="TEXT", help="name in the result")
@@ -116,8 +111,11 @@ def main(argv: Sequence[str]) -> int:
     if not 0 <= args.input_len_step_percentage < 1:
         raise ConfigError("--input-len-step-percentage: 0 or more, below 1")
     report.check_writable(args.result_filename, "--result-filename")
-    if args.base_url and rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.base_url and rest:  # SGLang's own examples name a model beside the URL
+        for name in sorted(parse(rest, parser.prog, parser._option_string_actions)[1]):
+            flag = name.replace("_", "-")
+            sys.stderr.write(f"--{flag} has no effect: the server of --base-url runs already\n")
+        rest = []
     if not args.base_url:
         rest += ["--api-key", args.api_key] if args.api_key else []
         args.base_url, rest = started_at(rest, parser)

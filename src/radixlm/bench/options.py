@@ -60,6 +60,7 @@ def refuse(parser: argparse.ArgumentParser, reasons: Mapping[str, str]) -> None:
         parser.add_argument(flag, action=_Refused, why=why)
 
 
+_RENAMED = {"image": "random-image"}  # newer SGLang's name -> ours
 _NUMBERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # name, help, other names
     ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
     ("sharegpt-context-len", "leave out conversations longer than this", ()),
@@ -72,7 +73,7 @@ _NUMBERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # name, help, other 
     ("gsp-output-len", "output tokens", ()),
     ("custom-output-len", "output tokens of custom (else each line's own) and mmmu", ()),
     ("mooncake-num-rounds", "rounds of each session of mooncake, sent together", ()),
-    ("random-image-num-images", "images of a request of random-image", ()),
+    ("random-image-num-images", "images of a request of random-image", ("--image-count",)),
 )
 
 
@@ -82,11 +83,11 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     base = DatasetOptions()
     group.add_argument(
         "--dataset-name",
-        choices=DATASETS,
+        choices=(*DATASETS, *_RENAMED),
         help="sharegpt: conversations of --dataset-path; random: texts of drawn lengths; "
         "random-ids: random tokens; generated-shared-prefix: groups behind a system prompt; "
         "custom: lines of prompt and output_len; mooncake: a trace with its times; mmmu: lines of "
-        "question and image; random-image: texts with images of noise "
+        "question and image; random-image or image: texts with images of noise "
         "(default: sharegpt if --dataset-path is given, else random)",
     )
     group.add_argument(
@@ -125,10 +126,18 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--random-image-resolution",
+        "--image-resolution",
         default=base.random_image_resolution,
         metavar="SIZE",
         help="4k, 1080p, 720p, 360p or HEIGHTxWIDTH",
     )
+    group.add_argument(
+        "--image-format", choices=("jpeg", "png"), default="jpeg", help="of random-image"
+    )
+    group.add_argument(
+        "--image-content", choices=("random", "blank"), default="random", help="noise, or white"
+    )
+    _add_group_options(group)
     group.add_argument("--prompt-suffix", default="", metavar="TEXT", help="end of every prompt")
     group.add_argument(
         "--apply-chat-template", action="store_true", help="send rendered conversations"
@@ -138,10 +147,44 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_group_options(group: Any) -> None:
+    """How generated-shared-prefix draws its groups."""
+    group.add_argument(
+        "--gsp-range-ratio",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="lengths are drawn from R times the given ones to these; 1 = all equal",
+    )
+    group.add_argument("--gsp-ordered", action="store_true", help="group after group, not mixed")
+    group.add_argument(
+        "--gsp-group-distribution",
+        choices=("uniform", "zipf"),
+        default="uniform",
+        help="groups of one size, or drawn by Zipf's law",
+    )
+    group.add_argument(
+        "--gsp-zipf-alpha", type=float, metavar="X", help="exponent of zipf; above 0"
+    )
+
+
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """The sizes of a static batch, and the short names that SGLang's examples give them."""
+    for name, short, default, text in (
+        ("--batch-size", "--batch", 1, "requests at once; several are measured one after another"),
+        ("--input-len", "--input", 1024, "tokens of each prompt"),
+        ("--output-len", "--output", 16, "tokens of each answer"),
+    ):
+        parser.add_argument(
+            name, short, type=int, nargs="+", default=[default], metavar="N", help=text
+        )
+
+
 def dataset_options(args: argparse.Namespace) -> DatasetOptions:
     """The values of the flags of `add_dataset_options`."""
     values = {f.name: getattr(args, f.name) for f in fields(DatasetOptions)}
-    values["dataset_name"] = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
+    name = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
+    values["dataset_name"] = _RENAMED.get(name, name)
     return DatasetOptions(**values)
 
 

@@ -89,17 +89,19 @@ def resolution(text: str) -> tuple[int, int]:
 def random_image_rows(
     options: DatasetOptions, writer: RowWriter, texts: Iterable[tuple[str, int]]
 ) -> Iterator[Row]:
-    """Texts with images of noise, JPEG of quality 85."""
+    """Texts with images of noise, or white ones; JPEG has quality 85."""
     pillow = require("PIL.Image", "multimodal", "--dataset-name random-image")
     width, height = resolution(options.random_image_resolution)
     draw = np.random.default_rng([options.seed, 2])
     for text, length in texts:
         images = []
         for _ in range(options.random_image_num_images):
-            noise = draw.integers(0, 256, (height, width, 3), np.uint8)
+            pixels = np.full((height, width, 3), 255, np.uint8)
+            if options.image_content == "random":
+                pixels = draw.integers(0, 256, (height, width, 3), np.uint8)
             file = io.BytesIO()
-            pillow.fromarray(noise).save(file, "JPEG", quality=85)
-            images.append(_data_uri(file.getvalue(), "jpeg"))
+            pillow.fromarray(pixels).save(file, options.image_format, quality=85)
+            images.append(_data_uri(file.getvalue(), options.image_format))
         yield writer.row(text, length, images=images)
 
 

@@ -23,9 +23,22 @@ from radixlm.bench.backends import BACKENDS, REFUSED, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
-from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object
+from radixlm.bench.options import (
+    Parser,
+    add_dataset_options,
+    dataset_options,
+    json_object,
+    refuse,
+)
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
+from radixlm.bench.reference import (
+    REFUSED_FLAGS,
+    add_profile_options,
+    headers_of,
+    profile_body,
+    wait_ready,
+)
 from radixlm.bench.requester import Requester
 from radixlm.bench.slo import goodput, limits_ms
 from radixlm.engine.model_info import local_tokenizer
@@ -48,6 +61,16 @@ def build_parser(
     server.add_argument("--port", type=int, metavar="N", help="30000, or the backend's usual port")
     server.add_argument("--base-url", metavar="URL", help="instead of --host and --port")
     server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    server.add_argument(
+        "--header", nargs="+", metavar="NAME=VALUE", help="headers of every request"
+    )
+    server.add_argument(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0,
+        metavar="S",
+        help="wait so long until the server is ready",
+    )
     server.add_argument("--model", metavar="NAME", help="asked from the server when unset")
     server.add_argument("--served-model-name", metavar="NAME", help="model of the requests")
     server.add_argument(
@@ -56,6 +79,7 @@ def build_parser(
     add_dataset_options(parser)
     _add_traffic(parser)
     _add_results(parser)
+    refuse(parser, REFUSED_FLAGS)
     return parser
 
 
@@ -85,6 +109,8 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:MS",
         help="limits of a request, such as ttft:500 tpot:50 e2el:10000",
     )
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1: all tokens")
     group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end early")
     group.add_argument("--return-logprob", action="store_true", help="ask for log-probabilities")
@@ -102,6 +128,7 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--warmup-requests", type=int, default=1, metavar="N", help="sent before")
     group.add_argument("--flush-cache", action="store_true", help="empty the prefix cache first")
     group.add_argument("--profile", action="store_true", help="profile the server meanwhile")
+    add_profile_options(group)
     group.add_argument(
         "--pd-separated", action="store_true", help="the server is a router: take its workers' info"
     )
@@ -113,6 +140,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output-details", action="store_true", help="with every request in it")
     group.add_argument("--json", action="store_true", help="print JSON instead of the table")
     group.add_argument("--plot", metavar="FILE", help="latencies, load, requests: .png or .html")
+    group.add_argument("--cache-report", action="store_true", help="cached tokens (always shown)")
     group.add_argument("--tag", metavar="TEXT", help="a name for this run in the result")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
@@ -136,6 +164,7 @@ class Run:
         port = args.port if args.port is not None else self.backend.port
         url = args.base_url or f"http://{local_host(args.host)}:{port}"
         headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+        headers |= headers_of(args.header or ())
         self.client = HttpClient(url, headers)
         ramp = (args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
         self.traffic = Traffic(args.request_rate, args.max_concurrency, args.seed, *ramp)
@@ -162,6 +191,7 @@ class Run:
 
     async def prepare(self) -> None:
         """Ask the server's model, draw the prompts, send the warm-up."""
+        await wait_ready(self.client, self.args.ready_check_timeout_sec)
         model = await self._model()
         self.tokenizer = await self._tokenizer(model)
         rows = load_rows(self.options, self.tokenizer, self.backend.takes_ids)
@@ -175,7 +205,7 @@ class Run:
         if args.flush_cache:
             await self._flush()
         if args.profile:
-            await self._post("/start_profile")
+            await self._post("/start_profile", profile_body(args))
         progress = Progress(len(rows), not args.disable_tqdm)
         cpu_s = time.process_time()
         try:
@@ -183,8 +213,8 @@ class Run:
         finally:
             progress.close()
         cpu_s = time.process_time() - cpu_s
-        if args.profile:
-            await self._post("/stop_profile")
+        if args.profile and not args.profile_num_steps:  # else it has ended by itself
+            await self._post("/stop_profile", {})
         metrics.count_missing(outcomes, rows, self.tokenizer)
         result = self._arguments() | metrics.summarise(outcomes, duration_s)
         if self.limits:
@@ -204,6 +234,8 @@ class Run:
             is_stream=not args.disable_stream,
             ignore_eos=not args.disable_ignore_eos,
             return_logprob=args.return_logprob,
+            temperature=args.temperature,
+            top_p=args.top_p,
             extra=self.extra,
         )
 
@@ -249,8 +281,8 @@ class Run:
             await asyncio.sleep(0.05 * (attempt + 1))
         raise TransferError(f"/flush_cache answers {response.status}: {_text(response.body)}")
 
-    async def _post(self, path: str) -> None:
-        response = await self.client.ask("POST", path, {})
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
+        response = await self.client.ask("POST", path, body)
         if response.status != 200:
             raise TransferError(f"{path} answers {response.status}: {_text(response.body)}")
 

@@ -25,6 +25,7 @@ class DeprecatedFlag:
         return bool(self.to) and self.value is None and not self.like
 
 
+_GRAPHS = "graphs of short prompts are on unless --disable-prefill-cuda-graph is given"
 _NAN = "the check is off unless --enable-nan-detection is given"
 
 DEPRECATED: Mapping[str, DeprecatedFlag] = MappingProxyType(
@@ -40,6 +41,7 @@ DEPRECATED: Mapping[str, DeprecatedFlag] = MappingProxyType(
         "disable_flashinfer_sampling": DeprecatedFlag("sampling_backend", "pytorch"),
         "schedule_heuristic": DeprecatedFlag("schedule_policy"),
         "file_storage_pth": DeprecatedFlag("file_storage_path"),
+        "enable_piecewise_cuda_graph": DeprecatedFlag("", note=_GRAPHS),
         "disable_nan_detection": DeprecatedFlag("", note=_NAN),
     }
 )

@@ -28,9 +28,19 @@ class DisaggConfig(Group):
         "too), shm, tcp, mooncake_tcp (Mooncake's transfer engine), nixl (NIXL over UCX), or fake "
         "(it does not: each server computes for itself).",
         Flag(
-            choices=("auto", "shm", "tcp", "mooncake", "mooncake_tcp", "nixl", "ascend", "fake"),
+            choices=(
+                "auto",
+                "shm",
+                "tcp",
+                "mooncake",
+                "mooncake_tcp",
+                "nixl",
+                "ascend",
+                "mori",
+                "fake",
+            ),
             built=("auto", "shm", "tcp", "mooncake", "mooncake_tcp", "nixl", "fake"),
-            needs="an NPU",
+            needs="an NPU or an AMD GPU",
             part_of=("disaggregation_mode",),
         ),
     ] = "mooncake"

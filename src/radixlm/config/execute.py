@@ -21,15 +21,23 @@ ATTENTION_BACKENDS = (
     "aiter",
     "wave",
     "ascend",
+    "flex_attention",
+    "cutedsl_mla",
+    "tokenspeed_mla",
+    "hpc_ops",
+    "intel_xpu",
+    "dsa",
+    "nsa",
+    "dsv4",
 )
-# the layers of such models cut the keys into chunks; any backend holds them
-DUAL_CHUNK = "dual_chunk_flash_attn"
-BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4", DUAL_CHUNK)
+# the layers of such models choose among the keys themselves; any backend holds them
+MODEL_ATTENTION = ("dual_chunk_flash_attn", "dsa", "nsa", "dsv4")
+BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4", *MODEL_ATTENTION)
 _ATTENTION = Flag(
     choices=ATTENTION_BACKENDS,
     built=BUILT_ATTENTION,
     needs="that attention backend",
-    old_values=(("intel_amx", "cpu"),),
+    old_values=(("intel_amx", "cpu"), ("compressed", "dsv4")),
 )
 _TRITON = "tunes a Triton kernel that is not in use"
 _CUDA = "chooses between CUDA kernels that are not in use"
@@ -82,6 +90,15 @@ class ExecuteConfig(Group):
                 "flashinfer_cutlass",
                 "flashinfer_mxfp4",
                 "flashinfer_cutedsl",
+                "flashinfer_trtllm_routed",
+                "deep_gemm",
+                "cutlass",
+                "marlin",
+                "humming",
+                "aiter",
+                "hpc_ops",
+                "experimental_sgl_trtllm",
+                "experimental_sgl_marlin",
             ),
             built=("auto",),
             why="the experts have one kernel a device, for the same products",

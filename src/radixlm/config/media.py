@@ -18,7 +18,17 @@ class MediaConfig(Group):
         str | None,
         "Attention kernels of the vision and audio encoders.",
         Flag(
-            choices=("sdpa", "fa3", "fa4", "triton_attn", "flashinfer_cudnn", "aiter_attn"),
+            choices=(
+                "sdpa",
+                "fa3",
+                "fa4",
+                "triton_attn",
+                "flashinfer_cudnn",
+                "aiter_attn",
+                "amx_attn",
+                "ascend_attn",
+                "xpu_attn",
+            ),
             built=("sdpa",),
             why="the encoders attend with torch's sdpa, which gives the same numbers",
         ),

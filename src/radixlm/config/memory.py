@@ -103,7 +103,7 @@ class MemoryConfig(Group):
         str,
         "What copies between host and device.",
         Flag(
-            choices=("direct", "kernel"),
+            choices=("direct", "kernel", "kernel_ascend"),
             built=("kernel",),
             why="pages are copied in one way on each device",
             part_of=_HICACHE,
@@ -113,7 +113,13 @@ class MemoryConfig(Group):
         str,
         "Layout of the host pool.",
         Flag(
-            choices=("layer_first", "page_first", "page_first_direct"),
+            choices=(
+                "layer_first",
+                "page_first",
+                "page_first_direct",
+                "page_first_kv_split",
+                "page_head",
+            ),
             built=("layer_first",),
             why="the host tier keeps each page in one piece, as its pools have it",
             part_of=_HICACHE,

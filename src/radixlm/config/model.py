@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8, UNQUANTIZED
+from radixlm.arch.quant_methods import (
+    CHECKPOINT_FLAGS,
+    ONLINE_FORMATS,
+    ONLINE_INTEGERS,
+    TORCHAO_FP8,
+    UNQUANTIZED,
+)
 from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group, no_op
 
 LOAD_FORMATS = (
@@ -20,7 +26,7 @@ LOAD_FORMATS = (
     "remote",
     "remote_instance",
 )
-_QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS, UNQUANTIZED)))
+_QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_FORMATS, *CHECKPOINT_FLAGS, UNQUANTIZED)))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -29,9 +35,9 @@ class ModelConfig(Group):
 
     model_path: Annotated[
         str,
-        "Folder of a checkpoint in Hugging Face format, a .gguf file, the name of a model on a hub "
-        "(org/name, org/name@revision, org/name:Q4_K_M), or of a bundled one, or a URL (s3://, "
-        "redis://, http://, https://) whose weights are streamed.",
+        "Folder of a checkpoint in Hugging Face format or Mistral's own (params.json), a .gguf "
+        "file, the name of a model on a hub (org/name, org/name@revision, org/name:Q4_K_M), or of "
+        "a bundled one, or a URL (s3://, redis://, http://, https://) whose weights are streamed.",
         Flag(("--model",)),
     ] = "radix-tiny"
     tokenizer_path: Annotated[
@@ -50,7 +56,7 @@ class ModelConfig(Group):
         "Format of the weights; 'auto' prefers safetensors and falls back to .bin files, "
         "'dummy' draws random weights, 'remote' streams them from the URL in --model-path, "
         "'remote_instance' from a running server.",
-        Flag(choices=LOAD_FORMATS),
+        Flag(choices=LOAD_FORMATS, old_values=(("runai_streamer", "auto"),)),
     ] = "auto"
     model_loader_extra_config: Annotated[
         str,

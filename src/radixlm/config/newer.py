@@ -234,7 +234,6 @@ _REFUSED: Mapping[str, str] = {
         rl_on_policy_target""",
     "options of media processing for all requests": "mm_process_config",
     "chat templates of requests": "trust_request_chat_template",
-    "constraints on reasoning": "enable_strict_thinking",
     "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
     "other fields in answers": """
         enable_return_indexer_topk enable_return_routed_experts padded_output_tokens

@@ -59,6 +59,7 @@ class ParallelConfig(Group):
             choices=("round_robin", "shortest_queue", "minimum_tokens"),
             old_values=(
                 ("auto", "round_robin"),
+                ("follow_bootstrap_room", "round_robin"),
                 ("total_requests", "shortest_queue"),
                 ("total_tokens", "minimum_tokens"),
             ),
@@ -147,7 +148,22 @@ class ParallelConfig(Group):
     moe_a2a_backend: Annotated[
         str,
         "All-to-all exchange between experts.",
-        Flag(choices=("none", "deepep"), built=("none",), needs=_EP),
+        Flag(
+            choices=(
+                "none",
+                "deepep",
+                "mooncake",
+                "nixl",
+                "mori",
+                "flashinfer",
+                "megamoe",
+                "pplx",
+                "ascend_fuseep",
+                "ascend_tp",
+            ),
+            built=("none",),
+            needs="a library of such exchanges for GPUs; ranks exchange by their own collectives",
+        ),
     ] = "none"
     deepep_mode: Annotated[
         str,

@@ -13,7 +13,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.config.conflicts import check
-from radixlm.config.execute import BUILT_ATTENTION, DUAL_CHUNK
+from radixlm.config.execute import BUILT_ATTENTION, MODEL_ATTENTION
 from radixlm.config.host import HostInfo
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig
@@ -100,17 +100,17 @@ def fill_backends(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """Kernels, by device."""
     execute = config.execute
     backend = execute.attention_backend
-    if backend in (None, DUAL_CHUNK):
+    if backend in (None, *MODEL_ATTENTION):
         is_cpu = execute.device == "cpu"
         best = _first_cpu_attention() if is_cpu else _first_gpu_attention()
         why = f"the best on {execute.device}"
         if backend:
-            why = "the layers of such models cut keys into chunks, over any backend"
+            why = "the layers of such models choose among the keys, over any backend"
         yield Change("attention_backend", best, why)
         backend = best
     for phase in ("prefill", "decode"):
         name = f"{phase}_attention_backend"
-        if config.value(name) in (None, DUAL_CHUNK):
+        if config.value(name) in (None, *MODEL_ATTENTION):
             yield Change(name, backend, "same as --attention-backend", is_minor=True)
     if execute.sampling_backend is None:
         yield Change("sampling_backend", "pytorch", "runs everywhere", is_minor=True)
@@ -160,6 +160,14 @@ def fill_threads(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("cpu_threads", host.num_cpus, "all cores", is_minor=True)
     if config.execute.random_seed is None:
         yield Change("random_seed", host.seed, "drawn at start")
+
+
+def adjust_pairs(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Prefill and decode servers keep a prefix cache, into which pages come."""
+    disagg = config.disagg
+    is_paired = disagg.disaggregation_mode != "null"
+    if is_paired and disagg.disaggregation_transfer_backend != "fake":
+        yield Change("disable_radix_cache", False, "pages of the other server come into it")
 
 
 def adjust_order(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
@@ -238,6 +246,7 @@ STEPS: tuple[Step, ...] = (
     fill_grammar,
     fill_sizes,
     fill_threads,
+    adjust_pairs,
     adjust_order,
     adjust_unchunked,
     adjust_groups,

@@ -6,7 +6,7 @@ from typing import Annotated
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 MIN_WINDOW = 16  # tokens of a streaming window
-SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -38,7 +38,8 @@ class ScheduleConfig(Group):
     schedule_policy: Annotated[
         str,
         "Order of the queue: first come, longest cached prefix, depth first by weight, longest "
-        "output, random, or by the request's priority.",
+        "output, random, by the request's priority, or first those whose routing key "
+        "(x-smg-routing-key) most running requests have.",
         Flag(choices=SCHEDULE_POLICIES),
     ] = "fcfs"
     enable_priority_scheduling: Annotated[bool, "Requests with a higher 'priority' go first."] = (

@@ -130,6 +130,9 @@ class ServeConfig(Group):
         "Format of reasoning; 'auto' (and 'response_template') reads it from the chat template.",
         Flag(choices="radixlm.text.reasoning.table:CHOICES"),
     ] = "auto"
+    enable_strict_thinking: Annotated[
+        bool, "Reasoning holds neither tool calls nor the end of the answer."
+    ] = False
     drop_unknown_tools: Annotated[
         bool, "Drop calls of tools that the request does not list; else they are passed on."
     ] = False

@@ -119,7 +119,7 @@ def _choose(option: Option, value: Any) -> Any:
     flag = option.flag
     new = dict(flag.old_values).get(value)
     if new is not None:
-        logger.warning("%s %s is now called %s", option.dashed, value, new)
+        logger.warning("%s %s is taken as %s", option.dashed, value, new)
         return new
     if isinstance(value, str):
         value = {str(choice).lower(): choice for choice in flag.allowed}.get(value.lower(), value)

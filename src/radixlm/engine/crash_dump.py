@@ -172,6 +172,7 @@ def as_record(entry: Entry, began: float) -> dict[str, Any]:
         "num_embeds": len(wire.input_ids) // 4 if wire.embeds is not None else None,
         "grammar": msgspec.to_builtins(wire.grammar) if wire.grammar else None,
         "logit_processor": wire.processor,
+        "max_thinking_tokens": (wire.reasoning_bound or {}).get("thinking_budget"),
         "lora_path": wire.adapter.name if wire.adapter is not None else None,
         "pooling": wire.pooling,
         "cache_salt": wire.cache_salt,

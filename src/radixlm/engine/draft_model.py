@@ -15,7 +15,7 @@ from radixlm.arch.draft import Draft, at_step, join_role, tapped_layers
 from radixlm.arch.hf import describe, describe_draft, load_config
 from radixlm.arch.names import spellings
 from radixlm.arch.quant_methods import ONLINE_FORMATS
-from radixlm.arch.registry import DRAFTS
+from radixlm.arch.registry import DRAFTS, EAGLE_HEADS
 from radixlm.arch.spec import Decoder
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
@@ -146,7 +146,7 @@ def tap_for_drafter(config: ServerConfig, info: ModelInfo, target: Model) -> Non
     """Leave in each step what rank 0's drafter reads: the steps of all ranks are alike."""
     if not shares_head(config) or not isinstance(target, DecoderModel):
         return
-    spec = describe_draft(find_draft(config, info))
+    spec = head_in(config, find_draft(config, info))
     if spec is not None:
         layers = tapped_layers(spec, len(target.decoder.blocks))
         target.tap(HiddenNeeds(layers, not layers))
@@ -162,7 +162,7 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
             return find_model(config.local("speculative_draft_model_path"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("--model-path", FLAG)) from error
-    if algorithm in ("EAGLE", "NEXTN") and describe_draft(info.folder) is not None:
+    if algorithm in ("EAGLE", "NEXTN") and _predicts(config, info.folder):
         return info.folder
     if info.folder.parent in (ASSETS, ZOO) and algorithm in _BUNDLED:
         name = info.folder.name + _BUNDLED[algorithm]
@@ -176,6 +176,29 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
         f"{has_none if algorithm in ('EAGLE', 'NEXTN') else ''}"
         f"name the folder of a {kind} for this model with {FLAG}; NGRAM works without"
     )
+
+
+def _predicts(config: ServerConfig, folder: Path) -> bool:
+    """Whether a model's checkpoint has prediction layers, which its config alone may not say."""
+    spec = describe_draft(folder)
+    if spec is None or _load_format(config) == "dummy":
+        return spec is not None
+    return _num_modules(spec, _tensors(config, folder)) > 0
+
+
+def head_in(config: ServerConfig, folder: Path) -> Draft | None:
+    """The head in a folder; None if it holds a model."""
+    c = load_config(folder)
+    head = EAGLE_HEADS.get(c.architecture)
+    if head is not None and _load_format(config) != "dummy":
+        if {"fc.weight", "model.fc.weight"} & _tensors(config, folder):
+            c = c.replace(architecture=head)
+    return describe_draft(c)
+
+
+def _tensors(config: ServerConfig, folder: Path) -> frozenset[str]:
+    """Names of the tensors in the files of a folder."""
+    return frozenset(open_folder(folder, _load_format(config)).sizes())
 
 
 def _load_standalone(
@@ -262,7 +285,7 @@ def _describe_head(
 ) -> Draft:
     """ConfigError where the folder holds no head, or one of another kind or for another model."""
     algorithm = config.speculate.speculative_algorithm
-    spec = describe_draft(folder)
+    spec = head_in(config, folder)
     if spec is None:
         raise ConfigError(
             f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
@@ -275,7 +298,7 @@ def _describe_head(
     if own == "EAGLE3" != algorithm:
         log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
     if _load_format(config) != "dummy":
-        spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
+        spec = completed(spec, folder, _tensors(config, folder))
     check_fit(spec, folder, target.decoder, info.architecture)
     if spec.reads_target and config.parallel.num_processes > 1:
         raise ConfigError(
@@ -286,8 +309,9 @@ def _describe_head(
 
 
 def _leaves(is_part: bool, name: str) -> bool:
-    """Whether a head leaves a tensor alone; ``is_part``: of a checkpoint that holds more."""
-    return is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight"))
+    """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
+    holds more."""
+    return is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight", "lm_head.weight"))
 
 
 def _renew_head(
@@ -341,10 +365,7 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     """A draft with the modules and the table, a head of EAGLE-3 with the parts that its files have:
     configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
     if spec.is_projected:
-        role = join_role(spec)
-        joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
-        stems = (f"{names[0].templates[0]}." for names in joins)
-        num = sum(any(stem in name for name in present) for stem in stems)
+        num = _num_modules(spec, present)
         table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
         has_table = any(name.endswith(f".{table}.weight") for name in present)
         return replace(spec, modules=num or spec.modules, owns_table=spec.owns_table and has_table)
@@ -357,6 +378,14 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     if spec.has_vocab_map and not has_head:
         raise ConfigError(f"{FLAG} {folder}: a smaller vocabulary needs a tensor 'lm_head.weight'")
     return replace(spec, has_vocab_map="d2t" in present and has_head, owns_head=has_head)
+
+
+def _num_modules(spec: Draft, present: frozenset[str]) -> int:
+    """Modules whose projections are among these tensors."""
+    role = join_role(spec)
+    joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
+    stems = (f"{names[0].templates[0]}." for names in joins)
+    return sum(any(stem in name for name in present) for stem in stems)
 
 
 def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> None:

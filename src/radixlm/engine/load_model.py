@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from radixlm.arch.names import layers_left_out
-from radixlm.arch.quant_methods import MXFP4
+from radixlm.arch.quant_methods import FP4
 from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError
 from radixlm.base.heap import trim_heap
@@ -62,7 +62,7 @@ def load_model(
         _check_ranks(info, ranks)
         return _load_transformers(config, info, device, weight, kernels)
     quant = checkpoint_quant(info.folder)
-    if device.type != "cpu" and quant is None and config.model.quantization in MXFP4:
+    if device.type != "cpu" and quant is None and config.model.quantization in FP4:
         raise ConfigError(
             f"--quantization {config.model.quantization} quantizes floats on a CPU only; int4wo-32 "
             "works on a GPU"

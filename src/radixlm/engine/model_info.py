@@ -133,7 +133,8 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     refuse_archive(name)
     local = locate_model(name, wanted)
     file = _gguf_of(local)
-    is_model = bool(file) or (local / "config.json").exists()
+    is_native = local.is_dir() and not (local / "config.json").exists() and _is_native(local)
+    is_model = bool(file) or is_native or (local / "config.json").exists()
     if path and local.exists() and (is_model or not local.is_dir()):
         refuse_special_files(local)
         refuse_pointers(local)
@@ -142,6 +143,8 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
             return folder
     if file:
         return cast(Path, load("radixlm.engine.gguf:unpacked")(file))
+    if is_native:
+        return cast(Path, load("radixlm.engine.mistral_native:unpacked")(local))
     if local.is_dir():
         kind = load("radixlm.hub.folder:other_kind")(local)
         raise CheckpointError(f"{name}: no config.json in this folder{kind and '; ' + kind}")
@@ -158,6 +161,12 @@ def local_tokenizer(name: str, flag: str) -> Path:
     """The folder of a tokenizer: of a folder, a bundled model, or a name on a hub."""
     found = locate_model(name, Wanted("tokenizer", flag))
     return found if found.exists() else find_model(name)
+
+
+def _is_native(folder: Path) -> bool:
+    """Whether a folder without config.json is in Mistral's own format."""
+    has_params = (folder / "params.json").is_file()
+    return has_params and cast(bool, load("radixlm.engine.mistral_native:is_native")(folder))
 
 
 def _gguf_of(path: Path) -> Path | None:

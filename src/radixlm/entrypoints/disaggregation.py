@@ -78,6 +78,6 @@ def apply_role(config: ServerConfig, request: GenerateRequest, *, is_native: boo
             # to a decode server, data_parallel_rank names the replica of the prefill server
             _check_rank(request.replica, "data_parallel_rank")
             changes["dp_rank"], request.replica = request.replica, None
-        if is_native and request.logprobs is not None and (request.sampling.max_new_tokens != 0):
+        if is_native and request.logprobs is not None:
             request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=-1)
     request.hint = msgspec.structs.replace(hint, **changes)

@@ -32,7 +32,7 @@ from radixlm.entrypoints.native.request import Batch, default_sampling, read_gen
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
-from radixlm.entrypoints.reasoning import apply_reasoning, needs_parser
+from radixlm.entrypoints.reasoning import apply_reasoning, make_strict, needs_parser
 from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
 
@@ -247,9 +247,12 @@ class Engine(EngineWeights, EngineDebug):
             body["sampling_params"] = sampling_params
         batch = read_generate(body, self._defaults)
         batch.read_media(self._media)
+        is_strict = self.config.serve.enable_strict_thinking
         for request in batch.requests:
-            if needs_parser(request):
-                apply_reasoning(request, self._route_calls().state.reasoning_format)
+            if is_strict or needs_parser(request):
+                apply_reasoning(request, parser := self._route_calls().state.reasoning_format)
+                if is_strict:
+                    make_strict(request, parser)
         return batch
 
     def _builder(self, batch: Batch) -> ResponseBuilder:

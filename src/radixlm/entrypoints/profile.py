@@ -131,7 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         help="memory: on a GPU its history, on a CPU allocations in the trace")  # fmt: skip
     add("--rpd", action=switch, default=False, help="refused: needs AMD's profiler")
     add("--steps-only", action="store_true", help="only the host's timeline of the last steps")
-    add("--merge", action=switch, default=True, help="join all files of the run into one")
+    add(
+        "--merge",
+        "--merge-profiles",
+        action=switch,
+        default=True,
+        help="join all files of the run into one",
+    )
     add("--api-key", help="admin key of the server")
     add("--timeout", type=float, default=600.0, help="seconds to wait for the steps")
     return parser

@@ -1,5 +1,7 @@
 """Requests for a model that reasons: a grammar behind the reasoning, and a bound on its length."""
 
+from typing import Any
+
 import msgspec
 
 from radixlm.base.env import MAX_THINK_TOKENS
@@ -42,12 +44,6 @@ def apply_reasoning(request: GenerateRequest, parser: str | None) -> None:
         request.reasoning_end = reasoning.end_marker(parser)
     if request.requires_reasoning and grammar is not None:
         request.grammar = msgspec.structs.replace(grammar, after=reasoning.end_marker(parser))
-    if request.max_thinking_tokens is not None and request.processor not in (None, _PROCESSOR):
-        raise InvalidRequest(
-            f"{asked} needs the place of the logit processor {request.processor!r:.80}: leave "
-            "one of them out",
-            asked,
-        )
     _bound(request, parser)
 
 
@@ -58,13 +54,36 @@ def _default_bound(request: GenerateRequest) -> int | None:
 
 
 def _bound(request: GenerateRequest, parser: str) -> None:
-    """Choose the logit processor that ends the reasoning, if there is a bound for it."""
+    """Choose the logit processor that ends the reasoning, if there is a bound for it; it comes
+    after one of the request."""
     own, default = request.max_thinking_tokens, _default_bound(request)
     if own is None and default is None:
         return
-    request.processor = _PROCESSOR
-    markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
     less = {} if default is None else {"thinking_budget": min(default, _MAX_BUDGET)}
     more = {} if own is None else {"thinking_budget": min(own, _MAX_BUDGET)}
+    _process(request, parser, less, more)
+
+
+def make_strict(request: GenerateRequest, parser: str | None) -> None:
+    """Keep tool calls and the end of the answer out of the reasoning, once the request's grammar is
+    known. Nothing changes where it begins with the first token."""
+    grammar = request.grammar or grammar_of(request.sampling)
+    starts_at_once = grammar is not None and grammar.after is None
+    if parser is None or starts_at_once:
+        return
+    if excluded := reasoning.excluded_markers(parser):
+        _process(request, parser, {}, {"excluded": list(excluded)})
+
+
+def _process(
+    request: GenerateRequest, parser: str, less: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """Choose the logit processor of the reasoning, behind another one that the request names. Its
+    options: ``less`` give way to those of the request, and these to ``more``."""
+    markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
+    if request.processor not in (None, _PROCESSOR):
+        request.reasoning_bound = markers | less | (request.reasoning_bound or {}) | more
+        return
+    request.processor = _PROCESSOR
     params = markers | less | (request.sampling.custom_params or {}) | more
     request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)

@@ -28,7 +28,7 @@ TIMEOUT_S = 600.0
 SHOWN = 20
 _SENT = (
     *("logit_processor", "lora_path", "cache_salt", "extra_key", "priority"),
-    *("streaming_window", "streaming_sinks"),
+    *("streaming_window", "streaming_sinks", "max_thinking_tokens"),
 )
 Send = Callable[[dict[str, Any]], dict[str, Any]]
 

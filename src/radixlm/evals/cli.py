@@ -18,7 +18,7 @@ import uvloop
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, json_object, positive
+from radixlm.bench.options import Parser, json_object, positive, refuse
 from radixlm.entrypoints.offline import Engine
 from radixlm.evals.ask import Asking, EngineModel, HttpModel, Model
 from radixlm.evals.items import Item, Task, TaskOptions, read_rows
@@ -31,7 +31,11 @@ _WHOLE = (  # flag, other names, field's default, help
     ("--limit", ("--num-questions", "--num-examples"), None, "ask the first N items"),
     ("--seed", (), 0, "of draws, intervals and sampling"),
     ("--num-needles", (), 4, "needles for each length and depth; of multi-needle, in each text"),
-    ("--num-samples", (), 1, "ask each item N times; gives pass@k"),
+    ("--num-samples", ("--repeat",), 1, "ask each item N times; gives pass@k"),
+)
+_THINKING = (
+    "give what the chat template reads: "
+    '--extra-request-body \'{"chat_template_kwargs": {"enable_thinking": true}}\''
 )
 
 
@@ -48,6 +52,7 @@ def build_parser() -> Parser:
     _add_model(parser)
     _add_items(parser)
     _add_asking(parser)
+    refuse(parser, {"--thinking-mode": _THINKING})
     group = parser.add_argument_group("results")
     group.add_argument("--output-file", metavar="FILE", help="append a line of JSON")
     group.add_argument("--details", metavar="FILE", help="write a line of JSON for each item")

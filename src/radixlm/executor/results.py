@@ -356,8 +356,8 @@ def num_target_blocks(item: Item) -> int:
 
 def _bad_row_message(state: SlotState | None) -> str:
     """Why no token can be sampled."""
-    if state is not None and state.processor is not None:
-        return f"logit processor {state.processor.name!r} left no token that may come next"
+    if state is not None and state.processors:
+        return f"logit processor {state.processors[0][0].name!r} left no token that may come next"
     return f"{NOT_FINITE}, or bad_words leave no token"
 
 

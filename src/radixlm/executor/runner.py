@@ -49,11 +49,11 @@ from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
-from radixlm.sampling.processors import LogitProcessors
+from radixlm.sampling.processors import THINKING_BUDGET, ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Items, PageCopy, StepPlan
+from radixlm.step.plan import Admission, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 
@@ -215,6 +215,10 @@ class Runner:
         source = None if self._recorder is None else self._recorder.rebalancer
         return None if source is None else source.due()
 
+    def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
+        params = admission.reasoning_bound
+        return None if params is None else (self.processors.get(THINKING_BUDGET), params)
+
     def _apply_updates(self, plan: StepPlan) -> None:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:
@@ -239,6 +243,7 @@ class Runner:
                 admission.output_ids.tolist(),
                 self._options.eos_ids,
                 processor=self.processors.get(name) if name else None,
+                bound=self._bound_of(admission),
                 rid=admission.rid,
             )
             has_penalties = slot in self.sampling.penalties

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from radixlm.base import env
+from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 
@@ -78,6 +79,10 @@ def locate_model(path: str, wanted: Wanted | None = None) -> Path:
     what its source finds or downloads. ConfigError if there is none, with what to do."""
     local = Path(path).expanduser()
     found = None if local.exists() else scheme_of(path)
+    if found is None and not local.exists() and (url := re.fullmatch(_URL, path)):
+        flag = wanted.flag if wanted else Wanted().flag
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ConfigError(f"{flag} {path}: nothing is read from {url[1]}://; these work: {known}")
     if found is None:
         return local
     return Path(load(SCHEMES[found[0]])(found[1], wanted or Wanted()))

@@ -418,7 +418,8 @@ class AdapterRegistry:
         those of --lora-paths, and intake is ready after that."""
         loads = (*self._by_name.values(), *self._leaving.values(), *self._reading.values())
         known = {adapter.number: adapter for adapter in loads}
-        if self.options.is_enabled:
+        # where adapters are shared none is unloaded, and requests of others use some already
+        if self.options.is_enabled and not self.options.is_shared:
             kept = self._intake.ask(replica, KEEP, {"numbers": list(known)})
             kept.add_done_callback(lambda one: one.cancelled() or one.exception())
         for adapter in known.values():

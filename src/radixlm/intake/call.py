@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 from radixlm.base.errors import InvalidRequest
 
+ROUTING_HEADER = b"x-smg-routing-key"
 _numbers = itertools.count(1)
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
@@ -29,6 +30,7 @@ class Call:
         "headers",
         "key",
         "labels",
+        "num_bytes",
         "num_logprobs",
         "rids",
         "route",
@@ -41,10 +43,17 @@ class Call:
         self.rids: list[str] = []  # of its requests with rows (``intake/rows.py``)
         self.headers: Mapping[bytes, bytes] = {}  # of its HTTP request
         self.route = ""  # path of the HTTP route that it came by
+        self.num_bytes = 0  # of its body
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
         self._is_scheduled = False
+
+    @property
+    def routing_key(self) -> str | None:
+        """What the header x-smg-routing-key says, which routers read too."""
+        value = self.headers.get(ROUTING_HEADER)
+        return value.decode("latin-1") if value else None
 
     @asynccontextmanager
     async def turn(self, count: int, slice_size: int) -> AsyncIterator[None]:

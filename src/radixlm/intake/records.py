@@ -45,6 +45,7 @@ class GenerateRequest:
     pooling: PoolingParams | None = None
     timeout_s: float | None = None
     fair_key: str | None = None
+    routing_key: str | None = None  # None: that of the call
     session: dict[str, Any] | None = None
     names: dict[str, str] = field(default_factory=dict)  # of fields, as the client wrote them
     add_special_tokens: bool = True
@@ -56,6 +57,7 @@ class GenerateRequest:
     default_rid: str | None = None  # the rid if it is free; another one if it is not
     requires_reasoning: bool = False  # the output begins with it, and a grammar comes after
     max_thinking_tokens: int | None = None
+    reasoning_bound: dict[str, Any] | None = None  # of a thinking_budget beside ``processor``
     reasoning_end: str | None = None  # the marker after which the answer begins
     shows_prompt_ids: bool = False  # ``text`` becomes ``input_ids``, which the answer has
     scored_after: str | None = None  # the start of ``text`` whose log-probabilities nobody needs
@@ -167,7 +169,8 @@ def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidR
 
 def check_names(request: GenerateRequest) -> None:
     """Strings that travel to the engine must be text, and an id must fit its records."""
-    for name in ("rid", "cache_salt", "extra_key", "fair_key", "adapter", "processor"):
+    keys = ("cache_salt", "extra_key", "fair_key", "routing_key")
+    for name in ("rid", *keys, "adapter", "processor"):
         value = getattr(request, name)
         try:
             size = len(value.encode()) if value is not None else 0

@@ -40,13 +40,17 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(slots=True)
 class _Turn:
-    """One request of a session. ``output_ids`` is None while it runs; the prompt's tokens before
-    ``start`` are those of turns before it."""
+    """One request of a session. Its prompt is the first ``start`` tokens of ``parent``'s prompt and
+    output, and ``ids``. ``output_ids`` is None while it runs."""
 
-    prompt_ids: list[int]
-    parent: str | None
-    output_ids: list[int] | None = None
+    ids: list[int]
+    parent: str | None = None
     start: int = 0
+    output_ids: list[int] | None = None
+
+    def tokens(self, with_output: bool = True) -> list[int]:
+        """What it has added."""
+        return self.ids + (self.output_ids or []) if with_output else self.ids
 
 
 @dataclass(slots=True)
@@ -59,6 +63,16 @@ class _Session:
     streaming: bool = False
     turns: dict[str, _Turn] = field(default_factory=dict)
     used_s: float = field(default_factory=time.monotonic)
+
+    def tokens(self, rid: str, with_output: bool = True) -> list[int]:
+        """The prompt and the output of a turn."""
+        turn = self.turns[rid]
+        parts, end = [turn.tokens(with_output)], turn.start
+        while end and turn.parent is not None:
+            turn = self.turns[turn.parent]
+            parts.append(turn.tokens()[: max(0, end - turn.start)])
+            end = min(end, turn.start)
+        return [token for part in reversed(parts) for token in part]
 
 
 class Sessions(Observer):
@@ -92,11 +106,10 @@ class Sessions(Observer):
         return name
 
     def close(self, session_id: str) -> None:
-        """Forget a session; InvalidRequest if it is not open."""
+        """Forget a session of the caller. SGLang's clients close labels too, which never opened."""
         session = self._open.get(session_id)
-        if session is None or not identity().may_see(session.owner):
-            raise InvalidRequest(f"session_id: no session {session_id!r:.200}", "session_id")
-        del self._open[session_id]
+        if session is not None and identity().may_see(session.owner):
+            del self._open[session_id]
 
     def _expire(self) -> None:
         now_s = time.monotonic()
@@ -129,7 +142,7 @@ class Sessions(Observer):
         if request.rid in kept:
             raise InvalidRequest(f"rid: {request.rid!r} is in this session already", "rid")
         turns = kept.values()
-        held = sum(len(t.prompt_ids) - t.start + len(t.output_ids or ()) for t in turns)
+        held = sum(len(t.ids) + len(t.output_ids or ()) for t in turns)
         if session.capacity and held + len(ids) > session.capacity:
             raise InvalidRequest(
                 f"the session holds {held} tokens; {len(ids)} more exceed its "
@@ -137,7 +150,7 @@ class Sessions(Observer):
                 "session_params",
             )
         session.turns = kept
-        session.turns[request.rid] = _Turn(request.input_ids, parent, start=len(before))
+        session.turns[request.rid] = _Turn(ids, parent, len(before))
         session.used_s = time.monotonic()
         self._running[request.rid] = name, request
 
@@ -206,9 +219,7 @@ class Sessions(Observer):
             )
         if turn.output_ids is None:
             raise InvalidRequest(f"session_params.rid: {rid!r} still runs", "session_params.rid")
-        before = list(turn.prompt_ids)
-        if not params.get("drop_previous_output"):
-            before += turn.output_ids
+        before = session.tokens(rid, not params.get("drop_previous_output"))
         offset = params.get("offset")
         if offset:
             before = before[:offset]
@@ -223,9 +234,10 @@ class Sessions(Observer):
         if finish.kind == "error" or (session.streaming and finish.kind == "abort"):
             session.turns.pop(state.rid, None)
         elif turn := session.turns.get(state.rid):
-            turn.output_ids = list(state.output_ids)
             if session.streaming:
-                turn.start, session.turns = 0, {state.rid: turn}
+                turn = _Turn(session.tokens(state.rid))
+                session.turns = {state.rid: turn}
+            turn.output_ids = list(state.output_ids)
 
 
 def _replaced(session: _Session, rid: str | None) -> set[str]:

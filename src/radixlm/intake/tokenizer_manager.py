@@ -346,7 +346,7 @@ class TokenizerManager:
         event: asyncio.Event,
     ) -> RequestState:
         ids, packed = prompt
-        media, tenant = request.prompt, identity().tenant
+        media, tenant, call = request.prompt, identity().tenant, current_call()
         base = request.rid or ""
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.requests:
@@ -377,12 +377,14 @@ class TokenizerManager:
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,
-            call_key=call.key if (call := current_call()) else None,
+            call_key=call.key if call else None,
+            routing_key=request.routing_key or (call.routing_key if call else None),
             stream=request.stream,
             bad_words=bad_word_ids(sampling.bad_words, self.tokenizer),
             prediction=pack_ids(request.prediction),
             hint=request.hint,
             streaming=streaming,
+            reasoning_bound=request.reasoning_bound,
         )
         if request.embeds is not None:
             ids = []

@@ -62,7 +62,7 @@ class DeltaNetLayer(StateLayer):
         mixed, conv = self.conv.run(inputs[0], states[0])
         keys = spec.k_heads * spec.k_dim
         values = spec.v_heads * spec.v_dim
-        q, k, v = self._silu(mixed).split_with_sizes((keys, keys, values), -1)
+        q, k, v = self._activate(mixed, spec.act).split_with_sizes((keys, keys, values), -1)
         q, k = (
             unit(split_last(t, spec.k_heads, spec.k_dim)).repeat_interleave(
                 spec.v_heads // spec.k_heads, 2
@@ -90,12 +90,12 @@ class DeltaNetLayer(StateLayer):
         spec = self.spec
         handles(
             spec, "k_heads", "v_heads", "k_dim", "v_dim", "width", "norm", "beta_scale",
-            "gate_act", "channel_decay", "low_rank", "decay_floor",
+            "gate_act", "channel_decay", "low_rank", "decay_floor", "act",
         )  # fmt: skip
         keys, values = spec.k_heads * spec.k_dim, spec.v_heads * spec.v_dim
         qkv = program.project(self.qkv, source, "state in")
         mixed = program.buffer("mixed", spec.conv_channels)
-        self.conv.emit(program, qkv, mixed, program.state(self.row, 0), 0, "silu")
+        self.conv.emit(program, qkv, mixed, program.state(self.row, 0), 0, spec.act)
         for offset, scale in ((0, spec.k_dim**-0.5), (keys, 1.0)):
             args = struct(
                 "HeadNormArgs", heads=spec.k_heads, width=spec.k_dim, eps=UNIT_EPS, scale=scale,

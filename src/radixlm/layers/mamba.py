@@ -53,7 +53,7 @@ class Mamba1Layer(StateLayer):
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
         x, conv = self.conv.run(inputs[0], states[0])
-        x = silu(x)
+        x = self._activate(x, spec.act)
         batch, length = x.shape[:2]
         flat = self.x_proj.run(x.reshape(-1, spec.inner))
         dt, b, c = (
@@ -72,11 +72,13 @@ class Mamba1Layer(StateLayer):
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
         """See ``StateLayer``."""
         spec = self.spec
-        handles(spec, "inner", "state", "rank", "width", "conv_bias", "bias", "norm", "heads")
+        handles(
+            spec, "inner", "state", "rank", "width", "conv_bias", "bias", "norm", "heads", "act"
+        )
         rank, size, inner, heads = spec.rank, spec.state, spec.inner, spec.heads
         both = program.project(self.inp, source, "state in")
         mixed = program.buffer("mixed", inner)
-        self.conv.emit(program, both, mixed, program.state(self.row, 0), 0, "silu")
+        self.conv.emit(program, both, mixed, program.state(self.row, 0), 0, spec.act)
         flat, step = self._emit_steps(program, mixed)
         emit_decay(program, step, 0, step, NOWHERE, dim=inner)
         out, each, width = program.buffer("state out", inner), rank + 2 * size, inner // heads
@@ -115,7 +117,7 @@ class HeadedMamba1Layer(Mamba1Layer):
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
         x, conv = self.conv.run(inputs[0], states[0])
-        x = silu(x)
+        x = self._activate(x, spec.act)
         runs = (x.chunk(spec.heads, -1), self._a.chunk(spec.heads), states[1].chunk(spec.heads, 1))
         outs, after = [], []
         for head, (run, a, before) in enumerate(zip(*runs, strict=True)):
@@ -154,7 +156,7 @@ class Mamba2Layer(StateLayer):
             groups, is_after = spec.norm_groups, spec.gate_after_norm
             kernels = context.kernels
             self.norm = GatedNorm(spec.norm, spec.inner, groups, "silu", is_after, kernels)
-        self.out = context.linear(spec.inner, dim, spec.bias)
+        self.out = context.linear(spec.inner, dim, spec.out_bias)
 
     def finish(self) -> None:
         params = vars(self)
@@ -172,7 +174,7 @@ class Mamba2Layer(StateLayer):
         spec = self.spec
         mixed, conv = self.conv.run(inputs[0], states[0])
         groups = spec.groups * spec.state
-        mixed = self._silu(mixed)
+        mixed = self._activate(mixed, spec.act)
         x, b, c = mixed.split_with_sizes((spec.inner, groups, groups), -1)
         dt = softplus(inputs[1] + self._dt_bias).clamp(*spec.dt_limit)
         x = split_last(x, spec.heads, spec.head_dim)
@@ -196,11 +198,11 @@ class Mamba2Layer(StateLayer):
         spec, inner = self.spec, self.spec.inner
         handles(
             spec, "heads", "head_dim", "state", "groups", "width", "norm", "norm_groups",
-            "gate_after_norm", "conv_bias", "bias", "dt_limit",
+            "gate_after_norm", "conv_bias", "bias", "out_bias", "dt_limit", "act",
         )  # fmt: skip
         both = program.project(self.inp, source, "state in")
         mixed = program.buffer("mixed", spec.conv_channels)
-        self.conv.emit(program, both, mixed, program.state(self.row, 0), inner, "silu")
+        self.conv.emit(program, both, mixed, program.state(self.row, 0), inner, spec.act)
         step, log = program.buffer("steps", spec.heads), program.buffer("decays", spec.heads)
         low, high = spec.dt_limit
         emit_decay(

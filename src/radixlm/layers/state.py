@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Norm, StateMixer
+from radixlm.arch.spec import Activation, Norm, StateMixer
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import ACT_CODE
 from radixlm.kernels.dispatch import Kernels
@@ -92,10 +92,9 @@ class StateLayer(Module):
     def _norm(self, spec: Norm, width: int) -> NormLayer:
         return NormLayer(spec, (width,), self._context.kernels, self._context.device)
 
-    def _silu(self, x_BLC: Tensor) -> Tensor:
-        """SiLU by the kernel, as float32."""
-        activate = self._context.kernels.activate
-        return activate(x_BLC.flatten(0, 1), "silu").view(x_BLC.shape)
+    def _activate(self, x_BLC: Tensor, act: Activation) -> Tensor:
+        """``act`` by the kernel, as float32."""
+        return self._context.kernels.activate(x_BLC.flatten(0, 1), act).view(x_BLC.shape)
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, is_fp8
 from radixlm.kernels.ops.linear import PackedLinear
-from radixlm.kernels.ops.quantized import GROUPS
+from radixlm.kernels.ops.quantized import FP4_GROUPS, GROUPS
 from radixlm.quant.param import Param, Shard
 
 
@@ -96,7 +96,8 @@ class OnlineQuantScheme(UnquantizedScheme):
         kind, _, requested = self._fmt.partition("-")
         if not requested:
             return self._fmt
-        fitting = (g for g in reversed(GROUPS) if g <= int(requested) and in_features % g == 0)
+        sizes = FP4_GROUPS if kind == "fp4" else GROUPS
+        fitting = (g for g in reversed(sizes) if g <= int(requested) and in_features % g == 0)
         group = next(fitting, None)
         if group is None:
             return "w8a8" if kind == "w4a8" else "int8wo"

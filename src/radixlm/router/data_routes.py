@@ -48,6 +48,7 @@ DATA_ROUTES = (
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+    "/api/pull",
     "/completion",
     "/infill",
     "/apply-template",

@@ -319,7 +319,9 @@ class Security(History):
     client_cert_path: Annotated[str | None, "Certificate shown to workers, PEM."] = None
     client_key_path: Annotated[str | None, "Its private key, PEM."] = None
     ca_cert_paths: Annotated[
-        tuple[str, ...], "Authorities that sign workers' certificates.", _ANY
+        tuple[str, ...],
+        "Authorities that sign workers' certificates.",
+        Flag(("--ca-cert-path",), const=()),
     ] = ()
     api_key: Annotated[str | None, "Key of clients, sent to workers too.", _SECRET] = None
     control_plane_api_keys: Annotated[

@@ -143,7 +143,7 @@ class Reader:
             return
         try:
             message = read_message(int.from_bytes(number, "big"), payload)
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             log.warning("KV events of %s: a message cannot be read: %s", self.stream.name, error)
             self.stream.faulty()
             return

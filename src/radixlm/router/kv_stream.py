@@ -24,6 +24,7 @@ from radixlm.router.prefix_hashes import Namespace
 log = logging.getLogger(__name__)
 
 MAX_HELD: Final = 20_000  # messages that wait for a replay
+MAX_NUMBER: Final = (1 << 63) - 1
 _UNKNOWN: Final = "\0unknown"  # a salt that no request has
 _EVENTS: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _STORED: Final = (  # fields of the array form, in order: SGLang's first five, then vLLM's
@@ -47,8 +48,10 @@ class Message(Record):
 
 
 def read_message(number: int, payload: bytes) -> Message:
-    """Decode a payload of SGLang's or vLLM's form. msgspec.MsgspecError, ValueError or TypeError
-    where it is none."""
+    """Decode a payload of SGLang's or vLLM's form. msgspec.MsgspecError, ValueError, TypeError or
+    RecursionError where it is none."""
+    if number > MAX_NUMBER:
+        raise ValueError(f"the number {number}")
     time_s, events, *_ = msgspec.msgpack.decode(payload)
     if not isinstance(time_s, float | int) or not isinstance(events, list):
         raise ValueError("not [time, events, rank]")

@@ -20,8 +20,10 @@ from radixlm.router.upstream import Exchange, WorkerFailure
 from radixlm.router.worker import Worker, WorkerType
 
 PREFILL_LINGER_S = 5.0  # a prefill worker may end its answer after the decode worker's
+PROMPT_LISTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
 Fields = Mapping[str, Any]
+Lists = dict[str, list[Any]]
 
 
 def attach(gateway: Any) -> None:
@@ -129,8 +131,9 @@ class BootstrapPair(Pair):
         return await super()._answer(exchange, worker)
 
     def _has_logprobs(self) -> bool:
-        is_native = self.call.path == "/generate" and self.prefilling is not None
-        return is_native and bool(self.call.fields.get("return_logprob"))
+        fields = self.call.fields  # choices are scored by one worker
+        is_native = self.call.path == "/generate" and not fields.get("score_choices")
+        return is_native and self.prefilling is not None and bool(fields.get("return_logprob"))
 
 
 class KvTransferPair(Pair):
@@ -203,17 +206,22 @@ def _batch_size(call: Call) -> int | None:
 def joined_logprobs(first: bytes) -> Callable[[bytes], bytes]:
     """An edit of the decode worker's answer, whole or blocks of a stream, that puts the prompt's
     log-probabilities of the prefill worker's answer ``first`` before its own."""
-    found: dict[int, list[Any]] = {}
+    found: dict[int, Lists] = {}
+    is_event = first.startswith(b"data:")
     for number, one in enumerate(_objects(first)):
-        meta = one.get("meta_info")
-        told = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
-        if isinstance(told, list) and told:
-            is_event = first.startswith(b"data:")
+        if told := _prompt_lists(one):
             found[_index(one) if is_event else number] = told
     return partial(_joined, found)
 
 
-def _joined(found: Mapping[int, list[Any]], data: bytes) -> bytes:
+def _prompt_lists(one: Mapping[str, Any]) -> Lists:
+    """The log-probabilities of the prompt in an answer, by field."""
+    meta = one.get("meta_info")
+    values = {name: meta.get(name) for name in PROMPT_LISTS} if isinstance(meta, dict) else {}
+    return {name: value for name, value in values.items() if isinstance(value, list) and value}
+
+
+def _joined(found: Mapping[int, Lists], data: bytes) -> bytes:
     try:
         if data[:1] in b"{[":
             value = orjson.loads(data)
@@ -237,11 +245,11 @@ def _index(event: Mapping[str, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _join(one: Any, first: list[Any] | None) -> None:
+def _join(one: Any, first: Lists | None) -> None:
     meta = one.get("meta_info") if isinstance(one, dict) else None
     if first and isinstance(meta, dict):
-        own = meta.get("input_token_logprobs")
-        meta["input_token_logprobs"] = first + (own if isinstance(own, list) else [])
+        own = _prompt_lists(one)
+        meta |= {name: told + own.get(name, []) for name, told in first.items()}
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:

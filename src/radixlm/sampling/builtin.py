@@ -3,8 +3,10 @@
 disallowed_tokens   {"token_ids": [..]}: these are never chosen.
 no_repeat_ngram     {"ngram_size": n, "window_size": w, "whitelist_token_ids": [..]}: no n tokens
                     in a row occur twice within the last w tokens of the output (w 0: all of it).
-thinking_budget     {"thinking_budget": n, "start": "<think>", "end": "</think>", "text": ""}: a
-                    reasoning block of n tokens is ended by writing the text and the end marker.
+thinking_budget     {"thinking_budget": n, "start": "<think>", "end": "</think>", "text": "",
+                    "excluded": []}: a reasoning block of n tokens is ended by writing the text and
+                    the end marker. With "excluded" (markers of a token each; n may be missing) they
+                    and EOS are not chosen within it.
 
 Legend: R rows, V vocabulary.
 """
@@ -101,7 +103,7 @@ def _followers(ids: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class ThinkingBudget:
-    """Ends a reasoning block that has used up its tokens."""
+    """Ends a reasoning block that has used up its tokens, and excludes some from it."""
 
     def bind(self, facts: ServerFacts) -> None:
         """See LogitProcessor."""
@@ -110,7 +112,9 @@ class ThinkingBudget:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        read_int(params, "thinking_budget", 0)
+        self._excluded(params)
+        if not (params or {}).get("excluded"):
+            read_int(params, "thinking_budget", 0)
         for text in self._texts(params)[:2]:
             if not self._encode(text):
                 raise ValueError(f"{text!r:.40} is no token of this model")
@@ -119,7 +123,11 @@ class ThinkingBudget:
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
         for logits_V, options, row in zip(logits_RV, params, rows, strict=True):
-            forced = self._forced(options, row)
+            used = self._used(options, row)
+            if used is None:
+                continue
+            logits_V[self._excluded(options)] = _NEG_INF
+            forced = self._forced(options, used)
             if forced is not None:
                 logit = logits_V[forced].item()
                 logits_V.fill_(_NEG_INF)
@@ -135,18 +143,30 @@ class ThinkingBudget:
             )
         return str(start), str(end), str(text)
 
-    def _forced(self, params: Params, row: RowInfo) -> int | None:
-        """The token that must come next, None if the model may choose."""
-        start, end, text = (self._encode(text) for text in self._texts(params))
+    def _used(self, params: Params, row: RowInfo) -> int | None:
+        """Tokens of the reasoning block that goes on, without those of the prompt; None outside of
+        one."""
+        start, end, _ = (self._encode(text) for text in self._texts(params))
         ids = [*row.prompt_ids, *row.output_ids]
         began = _last(ids, start)
         if began < 0 or _last(ids, end) >= began + len(start):
             return None
-        # tokens of the prompt do not count against the budget
-        used = len(ids) - max(began + len(start), len(row.prompt_ids))
-        over = used - read_int(params, "thinking_budget", 0)
-        closing = text + end
+        return len(ids) - max(began + len(start), len(row.prompt_ids))
+
+    def _forced(self, params: Params, used: int) -> int | None:
+        """The token that must come next, None if the model may choose."""
+        budget = read_int(params, "thinking_budget", 0, _MAX_BUDGET)
+        _, end, text = (self._encode(text) for text in self._texts(params))
+        over, closing = used - budget, text + end
         return closing[over] if 0 <= over < len(closing) else None
+
+    def _excluded(self, params: Params) -> list[int]:
+        """Tokens that are not chosen within the block."""
+        markers = (params or {}).get("excluded", [])
+        if not isinstance(markers, list) or not all(isinstance(m, str) for m in markers):
+            raise ValueError("excluded must be a list of texts")
+        tokens = [ids[0] for ids in map(self._encode, markers) if len(ids) == 1]
+        return [*tokens, *self._facts.eos_ids] if markers else []
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._token_ids:
@@ -159,6 +179,7 @@ class ThinkingBudget:
 _TEXTS = (("start", "<think>"), ("end", "</think>"), ("text", ""))
 _MAX_CHARS = 1000
 _MAX_TEXTS = 64
+_MAX_BUDGET = 1 << 62  # no bound
 
 
 def _last(ids: list[int], part: list[int]) -> int:

@@ -19,6 +19,7 @@ from radixlm.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 FIELD = "custom_logit_processor"
 _FLAG = "--logit-processor"
+THINKING_BUDGET = "thinking_budget"
 
 
 class RowInfo(Record):
@@ -125,6 +126,10 @@ class NamedProcessor:
         if bool(changed.isnan().any()):
             raise ValueError("it returned a NaN")
         return changed
+
+
+# with a request's options for it
+ChosenProcessor = tuple[NamedProcessor, dict[str, Any] | None]
 
 
 class LogitProcessors:

@@ -240,25 +240,24 @@ class Sampler:
     def _run_processors(
         self, logits_RV: Tensor, slots: Sequence[int], drafts: DraftRows | None
     ) -> dict[int, str]:
-        """Step 1, in place, one call for all rows of a processor; why rows failed."""
-        groups: dict[int, list[int]] = {}
+        """Step 1, in place, one call for all rows of a processor; why rows failed. The second
+        processors of rows come after all the first ones."""
+        groups: dict[tuple[int, int], list[int]] = {}
         failed: dict[int, str] = {}
         for row in self._rows_of(self._table.has_processor_S, slots):
-            processor = self._table.state(slots[row]).processor
-            if processor is not None:
-                groups.setdefault(id(processor), []).append(row)
-        for rows in groups.values():
+            for place, (processor, _) in enumerate(self._table.state(slots[row]).processors):
+                groups.setdefault((place, id(processor)), []).append(row)
+        for (place, _), rows in sorted(groups.items()):
             states = [self._table.state(slots[row]) for row in rows]
-            processor = states[0].processor
-            assert processor is not None
+            processor = states[0].processors[place][0]
             before = [() if drafts is None else drafts.before(row) for row in rows]
             infos = [
                 RowInfo(s.rid, s.prompt_ids, [*s.output_ids, *tokens])
                 for tokens, s in zip(before, states, strict=True)
             ]
-            params = [s.custom_params for s in states]
+            params = [s.processors[place][1] for s in states]
             logits_RV[rows], errors = processor.run(logits_RV[rows], params, infos)
-            failed |= {rows[i]: message for i, message in errors.items()}
+            failed = {rows[i]: message for i, message in errors.items()} | failed
         return failed
 
     def _choose(self, logits_RV: Tensor, slots: Sequence[int], positions_R: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ Legend: S slots, R rows of a step.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.kernels.cpu.sample import ROW
 from radixlm.sampling.penalties import PenaltyCounts
-from radixlm.sampling.processors import NamedProcessor
+from radixlm.sampling.processors import ChosenProcessor, NamedProcessor
 from radixlm.wire.sampling_params import SamplingParams
 
 TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of the floats of rows
@@ -41,8 +40,7 @@ class SlotState:
     bias_values: Tensor | None = None  # fp32
     suppressed_ids: Tensor | None = None  # int64: EOS and stops, until suppressed_until
     suppressed_until: int = 0  # the first position where they are allowed
-    processor: NamedProcessor | None = None
-    custom_params: dict[str, Any] | None = field(default=None)
+    processors: tuple[ChosenProcessor, ...] = ()
     rid: str = ""
     prompt_ids: Sequence[int] = ()  # these two are kept for processors only
     output_ids: list[int] = field(default_factory=list)
@@ -55,11 +53,7 @@ class SlotState:
     @property
     def changes_logits(self) -> bool:
         """Whether a step before the draw changes the slot's logits, apart from penalties."""
-        return (
-            self.bias_ids is not None
-            or self.suppressed_ids is not None
-            or self.processor is not None
-        )
+        return self.bias_ids is not None or self.suppressed_ids is not None or bool(self.processors)
 
 
 class SamplingTable:
@@ -97,9 +91,11 @@ class SamplingTable:
         eos_ids: Sequence[int] = (),
         processor: NamedProcessor | None = None,
         rid: str = "",
+        bound: ChosenProcessor | None = None,
     ) -> None:
         """Fill ``slot`` for a request: a new one, or one that comes back with ``output_ids``.
 
+        ``processor`` has the custom_params of ``params``; ``bound`` comes after it.
         ``eos_ids`` are suppressed until min_new_tokens are generated. ``params`` were validated
         against the tokenizer; InvalidRequest here if a biased token lies beyond the model's
         vocabulary."""
@@ -109,6 +105,7 @@ class SamplingTable:
         if seed is None:
             seed = self._random.getrandbits(63)
         temperature = 1.0 if params.is_greedy else min(params.temperature, MAX_TEMPERATURE)
+        chosen = () if processor is None else ((processor, params.custom_params),)
         state = SlotState(
             is_greedy=params.is_greedy,
             is_filtered=top_k < self.vocab_size or params.top_p < 1.0,
@@ -117,11 +114,10 @@ class SamplingTable:
             top_p=params.top_p,
             min_p=params.min_p,
             seed=seed,
-            processor=processor,
-            custom_params=params.custom_params,
+            processors=chosen if bound is None else (*chosen, bound),
             rid=rid,
         )
-        if processor is not None:
+        if state.processors:
             state.prompt_ids, state.output_ids = prompt_ids, list(output_ids)
         self._set_bias(state, params)
         self._set_suppressed(state, params, len(prompt_ids), eos_ids)
@@ -140,7 +136,7 @@ class SamplingTable:
     def _set_columns(self, slot: int, state: SlotState) -> None:
         self.has_penalties_S[slot] = slot in self.penalties
         self.is_plain_S[slot] = not (state.changes_logits or slot in self.penalties)
-        self.has_processor_S[slot] = state.processor is not None
+        self.has_processor_S[slot] = bool(state.processors)
         self.is_greedy_S[slot], self.seeds_S[slot] = state.is_greedy, state.seed
         self.suppressed_until_S[slot] = state.suppressed_until
         row = np.zeros((), ROW)

@@ -83,6 +83,7 @@ def make_admission(request: Request) -> Admission:
         processor=wire.processor,
         adapter=adapter.number if adapter is not None and adapter.start != NEVER else -1,
         adapter_start=request.place(adapter.start) if adapter is not None else 0,
+        reasoning_bound=wire.reasoning_bound,
     )
 
 

@@ -366,7 +366,7 @@ class Planner:
         if self._is_full() and not self.limits.priorities:
             return  # nobody can be admitted: the queue need not be sorted
         left = min(left, self.limits.max_prefill_tokens)
-        waiting = self.queue.in_order(now_s)
+        waiting = self.queue.in_order(now_s, self.running)
         if self._preemptor is not None:  # else a victim of great age would take its place back
             waiting.sort(key=lambda request: request is not self._preemptor)
             self._preemptor = None
@@ -448,7 +448,9 @@ class Planner:
         is_large = count > 1 and LARGE_CALLS * count >= self.limits.max_running
         if not is_large or not self.queue.has_other_calls(counts):
             return False
-        others = (r for r in self.queue.in_order(now_s) if r.wire.call_key not in counts)
+        others = (
+            r for r in self.queue.in_order(now_s, self.running) if r.wire.call_key not in counts
+        )
         request = next((r for r in others if not r.wire.is_quarantined and self._is_ready(r)), None)
         if request is None:
             return False

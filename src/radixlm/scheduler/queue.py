@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from radixlm.base.errors import ConfigError
 from radixlm.memory.prefix.base import PrefixCache
@@ -14,28 +14,29 @@ MAX_MATCHED = 128
 # users or calls whose turns are remembered; beyond it only of those that wait
 MAX_COUNTERS = 16_384
 
-SortWaiting = Callable[[list[Request], PrefixCache, float], None]
+# sorts the waiting requests, by the cache and the running ones
+SortWaiting = Callable[[list[Request], PrefixCache, Sequence[Request]], None]
 
 
-def _fcfs(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+def _fcfs(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
     """Oldest first: the list is in this order."""
 
 
-def _longest_output(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+def _longest_output(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
     waiting.sort(key=lambda r: -r.max_new_tokens)
 
 
-def _shuffled(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+def _shuffled(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
     random.shuffle(waiting)
 
 
-def _longest_prefix(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+def _longest_prefix(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
     if len(waiting) <= MAX_MATCHED:
         hits = {r.rid: cache.peek(r.ids[: r.prefill_len - 1], r.namespace) for r in waiting}
         waiting.sort(key=lambda r: -hits[r.rid])
 
 
-def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
+def _depth_first(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
     """Depth first, by the weight of subtrees: a page weighs the waiting requests that share it."""
     if len(waiting) > MAX_MATCHED:
         return
@@ -46,12 +47,21 @@ def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> No
     waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])
 
 
+def _routing_key(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+    """Those first whose routing key most running requests have; equal keys together."""
+    counts = Counter(r.wire.routing_key or "" for r in running)
+    del counts[""]
+    if counts:
+        waiting.sort(key=lambda r: (-counts[key := r.wire.routing_key or ""], key))
+
+
 POLICIES: dict[str, SortWaiting] = {
     "fcfs": _fcfs,
     "lpm": _longest_prefix,
     "dfs-weight": _depth_first,
     "lof": _longest_output,
     "random": _shuffled,
+    "routing-key": _routing_key,
 }
 
 
@@ -175,11 +185,11 @@ class WaitingQueue:
         ]
         return min(fresh, key=lambda r: rank(r.wire.priority), default=None)
 
-    def in_order(self, now_s: float) -> list[Request]:
+    def in_order(self, now_s: float, running: Sequence[Request]) -> list[Request]:
         """A copy sorted by policy, then by fair share, then with retracted requests in front, then
         by priority (the later sort counts more: who was preempted does not go first)."""
         waiting = list(self._waiting)
-        self._sort(waiting, self._prefix_cache, now_s)
+        self._sort(waiting, self._prefix_cache, running)
         for share in self._shares if self._limits.fair else ():
             waiting = share.sort(waiting)
         waiting.sort(key=lambda r: not r.retractions and not len(r.dropped_output))

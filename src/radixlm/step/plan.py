@@ -182,7 +182,8 @@ class Admission(Record):
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
     (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows.
     ``media`` and ``rope_ids`` [3, prompt]: as in the request. ``adapter``: number of the loaded
-    LoRA adapter, -1 for none, which changes the tokens from ``adapter_start`` on."""
+    LoRA adapter, -1 for none, which changes the tokens from ``adapter_start`` on.
+    ``reasoning_bound``: custom_params of a thinking_budget that comes after ``processor``."""
 
     rid: str
     slot: int
@@ -195,6 +196,7 @@ class Admission(Record):
     processor: str | None = None
     adapter: int = -1
     adapter_start: int = 0
+    reasoning_bound: dict[str, Any] | None = None
 
 
 class PageUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -68,6 +68,11 @@ class ChatTemplate:
         """Whether the template's source contains ``text`` ("enable_thinking", "<think>")."""
         return text in self.source or text in self._tool_template.source
 
+    def names_role(self, role: str) -> bool:
+        """Whether the template writes messages of ``role`` apart: its source has the quoted name
+        (``message.role == "ipython"``)."""
+        return bool(role) and (self.mentions(f"'{role}'") or self.mentions(f'"{role}"'))
+
     def render(
         self,
         messages: Sequence[Message],

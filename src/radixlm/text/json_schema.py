@@ -36,7 +36,7 @@ def standard_types(schema: Any) -> Any:
     "int32". ValueError for a name that is none."""
     if not isinstance(schema, Mapping):
         return schema
-    named = dict(schema)
+    named = _copied(schema)
     kind = named.get("type")
     if isinstance(kind, str):
         named["type"] = _standard_type(kind)
@@ -64,40 +64,58 @@ def close_objects(schema: Any) -> Any:
     """
     if not isinstance(schema, Mapping):
         return schema
+    return _closed(schema, "#", True, _shared_paths(schema))
+
+
+def _shared_paths(root: Mapping[str, Any]) -> set[str]:
+    """Paths of the referenced schemas that apply together with others to one value."""
     shared: set[str] = set()
-    while True:
-        num_shared = len(shared)
-        closed = _Closer(shared).close(schema, "#", is_alone=True)
-        if len(shared) == num_shared:
-            return closed
-
-
-class _Closer:
-    """One pass. ``shared`` collects the paths of schemas that apply together with others."""
-
-    def __init__(self, shared: set[str]) -> None:
-        self._shared = shared
-
-    def close(self, schema: Any, path: str, is_alone: bool) -> Any:
-        """``is_alone``: no other schema applies to the same value."""
-        if not isinstance(schema, Mapping):
-            return schema
-        is_alone = is_alone and path not in self._shared
-        is_alone_below = is_alone and _has_single_rule(schema)
-        ref = schema.get("$ref")
-        if isinstance(ref, str) and not is_alone_below:
-            self._shared.add(ref)
-        closed = dict(schema)
+    schemas: dict[str, Any] = {}
+    alone: dict[str, bool] = {}
+    waiting: list[tuple[str, Any, bool]] = [("#", root, True)]
+    while waiting:  # each schema at most twice: alone, and then not
+        path, schema, is_alone = waiting.pop()
+        is_alone = is_alone and path not in shared
+        if not isinstance(schema, Mapping) or alone.get(path) in (is_alone, False):
+            continue
+        is_again = path in alone
+        schemas[path], alone[path] = schema, is_alone
+        is_alone_below, ref = is_alone and _has_single_rule(schema), schema.get("$ref")
+        if isinstance(ref, str) and not is_alone_below and ref not in shared:
+            shared.add(ref)
+            if ref in schemas:
+                waiting.append((ref, schemas[ref], False))
         for keys, child, is_in_place in _children(schema):
-            below = "/".join((path, *(_escaped(key) for key in keys)))
-            is_free = keys[0] not in (*_CONDITIONS, "dependentSchemas") and is_alone_below
-            new = self.close(child, below, is_free if is_in_place else True)
-            _put(closed, keys, new)
-        if is_alone and _is_closable(schema):
-            closed["additionalProperties"] = False
-        if is_alone and _has_only_first_items(schema):
-            closed["additionalItems" if "items" in schema else "items"] = False
-        return closed
+            if is_in_place or not is_again:
+                is_free = not is_in_place or _is_free(keys, is_alone_below)
+                waiting.append((_below(path, keys), child, is_free))
+    return shared
+
+
+def _closed(schema: Any, path: str, is_alone: bool, shared: set[str]) -> Any:
+    """``is_alone``: no other schema applies to the same value."""
+    if not isinstance(schema, Mapping):
+        return schema
+    is_alone = is_alone and path not in shared
+    is_alone_below = is_alone and _has_single_rule(schema)
+    closed = _copied(schema)
+    for keys, child, is_in_place in _children(schema):
+        is_free = not is_in_place or _is_free(keys, is_alone_below)
+        _put(closed, keys, _closed(child, _below(path, keys), is_free, shared))
+    if is_alone and _is_closable(schema):
+        closed["additionalProperties"] = False
+    if is_alone and _has_only_first_items(schema):
+        closed["additionalItems" if "items" in schema else "items"] = False
+    return closed
+
+
+def _below(path: str, keys: tuple[str, ...]) -> str:
+    return "/".join((path, *(_escaped(key) for key in keys)))
+
+
+def _is_free(keys: tuple[str, ...], is_alone_below: bool) -> bool:
+    """Whether a subschema for the same value is the only one for it."""
+    return is_alone_below and keys[0] not in (*_CONDITIONS, "dependentSchemas")
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, bool]]:
@@ -115,15 +133,19 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any,
             yield (key, str(place)), child, key in _BRANCHES
 
 
-def _put(closed: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    if len(keys) == 1:
-        closed[keys[0]] = value
-        return
-    key, name = keys
-    if isinstance(closed[key], list):
-        closed[key] = [value if str(i) == name else old for i, old in enumerate(closed[key])]
-    else:
-        closed[key] = {**closed[key], name: value}
+def _copied(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy whose subschemas ``_put`` may replace."""
+    return {
+        key: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, list)
+        else value
+        for key, value in schema.items()
+    }  # fmt: skip
+
+
+def _put(copied: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+    *outer, last = keys
+    holder: Any = copied[outer[0]] if outer else copied
+    holder[int(last) if isinstance(holder, list) else last] = value
 
 
 def _has_single_rule(schema: Mapping[str, Any]) -> bool:

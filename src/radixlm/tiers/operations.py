@@ -24,7 +24,12 @@ def administer(worker: PageWorker, command: Admin) -> Any:
     if command.verb == "stats":
         return {
             "tiers": [
-                {"name": t.name, "medium": t.medium, **worker.guarded(t, t.stats, {})}
+                {
+                    "name": t.name,
+                    "medium": t.medium,
+                    "backend": getattr(t, "backend", None),
+                    **worker.guarded(t, t.stats, {}),
+                }
                 for t in chosen
             ],
             "errors": dict(worker.errors),

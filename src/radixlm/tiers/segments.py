@@ -44,6 +44,7 @@ class SegmentTier:
 
     name: TierName = "storage"
     medium = "DISK"
+    backend = "file"
     takes_puts = has_index = True
 
     def __init__(

@@ -123,9 +123,15 @@ class TransferServer:
             if not has_room:
                 client.close()
                 continue
-            threading.Thread(
-                target=self._serve, args=(client,), name="transfer client", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(client,), name="transfer client", daemon=True
+                ).start()
+            except RuntimeError as error:  # no thread is left
+                log.warning("a transfer client is not served: %s", error)
+                with self._lock:
+                    self._clients.discard(client)
+                client.close()
 
     def _serve(self, client: Frames[FromClient]) -> None:
         try:

@@ -41,7 +41,11 @@ _FILES: _Keys = {
     "enable_multithread_load": (_is_bool, "true"),
     "num_threads": (_is_count, "8"),
 }
-_REMOTE: _Keys = {"concurrency": (_is_count, "8"), "memory_limit": (_is_count, "268435456")}
+_REMOTE: _Keys = {
+    "concurrency": (_is_count, "8"),
+    "memory_limit": (_is_count, "268435456"),
+    "distributed": (_is_bool, "true"),  # changes nothing: each rank reads its part
+}
 _KEYS: Final[Mapping[str, _Keys]] = {
     **dict.fromkeys(
         ("auto", "safetensors", "pt", "layered", "fastsafetensors", "bitsandbytes"), _FILES

@@ -14,6 +14,13 @@ from radixlm.base.errors import ConfigError
 from radixlm.wire.curve import MIN_CHARS, secure
 
 FLAG = "--dist-init-addr"
+_MAX_BYTES = 16 << 20  # what nodes say to node 0 is short
+_OF_NODE0 = {
+    zmq.ROUTER_HANDOVER: 1,
+    # a stranger's frame is held until its handshake fails
+    zmq.MAXMSGSIZE: _MAX_BYTES,
+    zmq.HANDSHAKE_IVL: 5000,
+}
 _FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -70,7 +77,7 @@ class ClusterSocket:
             zmq.ROUTER if bind else zmq.DEALER
         )
         options = {zmq.LINGER: 0, zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.IPV6: int(":" in host)}
-        more = {zmq.ROUTER_HANDOVER: 1} if bind else {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL_MAX: 1000}
+        more = _OF_NODE0 if bind else {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL_MAX: 1000}
         for name, value in {**options, **more}.items():
             self.socket.setsockopt(name, value)
         if identity:

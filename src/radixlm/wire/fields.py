@@ -141,6 +141,7 @@ FIELDS: tuple[Field, ...] = (
         ("lora_path", str | list[str | None], "generate openai"),
         ("logit_processor", str, "generate openai"),
         ("mm_processor_kwargs", dict[str, Any], "generate openai"),
+        ("routing_key", str, "generate"),  # of OpenAI's routes: the header x-smg-routing-key
         ("require_reasoning", bool, "generate"),
         (
             "max_thinking_tokens",
@@ -185,7 +186,7 @@ FIELDS: tuple[Field, ...] = (
         "generate",
         Any,
         "log_metrics modalities background conversation_id label return_bytes no_logs "
-        "custom_labels routing_key bootstrap_pair_key decode_tp_size external_trace_header "
+        "custom_labels bootstrap_pair_key decode_tp_size external_trace_header "
         "received_time",
     ),
     *_ignored("encode", bool, "log_metrics background"),

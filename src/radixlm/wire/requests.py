@@ -88,12 +88,14 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     ``wire/media.py``. ``rope_ids``: int32 [3, prompt], the positions for M-RoPE where they differ
     from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
     (0 = none), equal in all processes of one machine. ``fair_key``: the client, ``call_key``: the
-    body that the request came in; both take turns. ``is_quarantined``: an engine died while it
+    body that the request came in; both take turns. ``routing_key``: requests of equal ones are
+    best computed together. ``is_quarantined``: an engine died while it
     held the request, so its prompt is computed in steps of its own. Only requests whose
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
     never follows the others in the output. ``prediction``: int32 ids that the output may repeat.
     ``hint``: the servers that prefill and decode it. ``streaming``: its window, None without one.
+    ``reasoning_bound``: custom_params of a thinking_budget that comes after ``processor``.
     """
 
     rid: str
@@ -119,12 +121,14 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     pooling: PoolingParams | None = None
     fair_key: str | None = None
     call_key: str | None = None
+    routing_key: str | None = None
     stream: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
     prediction: bytes = b""
     is_quarantined: bool = False
     hint: Hint | None = None
     streaming: StreamingWindow | None = None
+    reasoning_bound: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """ValueError for a message that intake cannot have made; the codec rejects it."""

@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: Annotated[
         tuple[str, ...], param("openai responses messages:stop_sequences ollama_options")
     ] = ()
-    stop_token_ids: Annotated[tuple[int, ...], param("openai")] = ()
+    stop_token_ids: Annotated[tuple[int, ...], param("openai responses")] = ()
     stop_regex: Annotated[tuple[str, ...], param("openai")] = ()
     temperature: Annotated[float, param(EVERY, ge=0)] = 1.0
     top_p: Annotated[float, param(EVERY, gt=0, le=1)] = 1.0
@@ -78,19 +78,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[
         float, param(f"{COMMON} ollama_options:repeat_penalty checkpoint", ge=0, le=2)
     ] = 1.0
-    min_new_tokens: Annotated[int, param("openai:min_tokens", ge=0, le=MAX_INT)] = 0
+    min_new_tokens: Annotated[
+        int, param("openai:min_tokens responses:min_tokens", ge=0, le=MAX_INT)
+    ] = 0
     n: Annotated[int, param("openai", ge=1, le=MAX_PARALLEL_SAMPLES)] = 1
     best_of: Annotated[int, param("completions", ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
-    json_schema: Annotated[str, param("openai", title="JSON")] | None = None
-    regex: Annotated[str, param("openai")] | None = None
-    ebnf: Annotated[str, param("openai")] | None = None
-    structural_tag: Annotated[str, param("openai", title="JSON")] | None = None
-    ignore_eos: Annotated[bool, param("openai")] = False
-    skip_special_tokens: Annotated[bool, param("openai")] = True
+    json_schema: Annotated[str, param("openai responses", title="JSON")] | None = None
+    regex: Annotated[str, param("openai responses")] | None = None
+    ebnf: Annotated[str, param("openai responses")] | None = None
+    structural_tag: Annotated[str, param("openai responses", title="JSON")] | None = None
+    ignore_eos: Annotated[bool, param("openai responses")] = False
+    skip_special_tokens: Annotated[bool, param("openai responses")] = True
     spaces_between_special_tokens: Annotated[bool, param("openai")] = True
-    no_stop_trim: Annotated[bool, param("openai")] = False
+    no_stop_trim: Annotated[bool, param("openai responses")] = False
     stream_interval: Annotated[int, param("openai", ge=1, le=MAX_INT)] | None = None
-    logit_bias: Annotated[dict[int, float], param("openai")] | None = None
+    logit_bias: Annotated[dict[int, float], param("openai responses")] | None = None
     allowed_token_ids: Annotated[tuple[int, ...], param("openai")] = ()
     bad_words: Annotated[tuple[str, ...], param("openai")] = ()
     custom_params: Annotated[dict[str, Any], param("openai")] | None = None

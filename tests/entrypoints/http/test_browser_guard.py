@@ -96,6 +96,8 @@ async def test_listed_origins_may_call_all_routes_and_others_none(toy_folder: Pa
 
 HOSTS = ["evil.example", "evil.example:30000", "localhost.evil.example", "127.0.0.1.evil.example"]
 
+LOCAL = ["localhost", "LOCALHOST:1", "127.0.0.1:5", "[::1]", "127.8.0.1", "0.0.0.0:5", "[::]:5"]
+
 
 @pytest.mark.parametrize("host", [*HOSTS, "10.0.0.1", "[::2]:80", "x"])
 async def test_a_local_server_has_local_names_only(server: ScriptedServer, host: str) -> None:
@@ -104,7 +106,7 @@ async def test_a_local_server_has_local_names_only(server: ScriptedServer, host:
         assert answer.status_code == 403 and "--allowed-hosts" in answer.text
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:5", "[::1]", "127.8.0.1"])
+@pytest.mark.parametrize("host", LOCAL)
 async def test_local_names_are_known(server: ScriptedServer, host: str) -> None:
     answer = await server.client.get("/v1/models", headers={"Host": host})
     assert answer.status_code == 200

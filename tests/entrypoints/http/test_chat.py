@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
+from radixlm.text.chat import ChatTemplate
+
 CHAT = "/v1/chat/completions"
 ADD = {
     "type": "function",
@@ -141,6 +143,24 @@ async def test_ids_beside_messages_give_the_same_reasoning(server: ScriptedServe
     assert inside["reasoning_content"] and inside != after
 
 
+async def test_roles_that_the_template_names_are_taken(server: ScriptedServer) -> None:
+    written = server.state.template
+    server.state.template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'ipython' %}<tool>{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    )
+    try:
+        messages = [*user("hi"), {"role": "ipython", "content": "[1]"}]
+        got = await server.post(CHAT, messages=messages, return_prompt_token_ids=True)
+        ids = got.json()["choices"][0]["prompt_token_ids"]
+        assert server.tokenizer.decode(ids) == "hi<tool>[1]", got.text
+        for role in ("python", "", None, ["ipython"]):
+            got = await server.post(CHAT, messages=[{"role": role, "content": "a"}])
+            assert got.json()["error"]["param"] == "messages[0].role", got.text
+    finally:
+        server.state.template = written
+
+
 async def test_a_stop_string_never_leaks(server: ScriptedServer) -> None:
     chunks = await server.events(CHAT, messages=user("stop me"), stop="STOP")
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
@@ -248,6 +268,10 @@ async def test_where_cached_tokens_were(server: ScriptedServer) -> None:
             "response_format.schema",
         ),
         (
+            {"messages": user("x"), "response_format": {"type": "json_object", "value": 5}},
+            "response_format.value",
+        ),
+        (
             {
                 "messages": [*user("x"), {"role": "assistant", "content": "y"}],
                 "continue_final_message": True,
@@ -331,6 +355,16 @@ async def test_what_is_not_enforced_is_told(server: ScriptedServer, stream: bool
     assert got.headers["X-RadixLM-Warning"] == "sampling_params.json_schema: not enforced: not"
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json"])
+async def test_the_schema_of_hugging_faces_clients_is_read(
+    server: ScriptedServer, kind: str
+) -> None:
+    """They send a json_schema in TGI's form."""
+    asked = {"type": kind, "value": {"type": "array", "uniqueItems": True}}
+    got = await server.post(CHAT, messages=user("x"), response_format=asked)
+    assert "not enforced: uniqueItems" in got.headers["X-RadixLM-Warning"]
+
+
 SCRIPTED = {"same": "[1, 1]", "other": "[1, 2]"}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
 
@@ -392,6 +426,8 @@ async def test_forced_calls_are_checked_too(loose: ScriptedServer, strict: bool)
     assert got.headers["X-RadixLM-Warning"].startswith(f"{where}: not enforced: not; choice 0: ")
     got = await loose.post(CHAT, **body, stream=True)
     assert last_choice(got.text)["schema_error"] == choice["schema_error"]
+    mistral = await loose.post(CHAT, **body | {"tool_choice": "any"})
+    assert mistral.json()["choices"][0]["schema_error"] == choice["schema_error"]
     auto = await loose.post(CHAT, **body | {"tool_choice": "auto"})
     assert "X-RadixLM-Warning" not in auto.headers
 

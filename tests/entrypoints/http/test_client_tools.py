@@ -9,11 +9,18 @@ from typing import Any
 
 import openai
 import pytest
+from tests.fakes import toy_tokenizer
 from tests.fakes.http_server import listening, scripted_server
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.responses.client_tools import client_tools, input_of
 from radixlm.entrypoints.http.responses.schemas import messages_of
+from radixlm.grammar.compile import create_backend
+from radixlm.grammar.spec import GrammarSpec
+from radixlm.text.token_bytes import Decoder
+from radixlm.text.tokenizer import Tokenizer
+from radixlm.text.tools import registry as tools
+from radixlm.text.tools.base import tool_specs
 
 PATCH = 'add "x"\n*** End'
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: LINE+"}
@@ -103,6 +110,28 @@ def test_an_image_may_be_a_tools_result() -> None:
     result = {"type": "function_call_output", "call_id": "c", "output": [image]}
     (message,) = messages_of([result])
     assert message["content"] == [{"type": "image_url", "image_url": {"url": image["image_url"]}}]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_regular_expression_holds_the_input(choice: str) -> None:
+    """Of a call that the model begins, and of one that is asked for."""
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "[ab]|^c$"}
+    (made,) = client_tools([{"type": "custom", "name": "patch", "format": grammar}])
+    assert "(regex):\n[ab]|^c$" in made.function["function"]["description"]
+    found = tools.constraint("hermes", tool_specs([made.function]), choice)
+    assert found is not None
+    coder = toy_tokenizer.byte_level()
+    tokenizer = Tokenizer(coder, Decoder.from_json(coder.decoder.__getstate__()), {}, {})
+    backend = create_backend("llguidance", tokenizer, [0], tokenizer.vocab_size)
+    assert backend is not None
+    compiled = backend.compile(GrammarSpec(found["kind"], found["value"], is_strict=True))
+
+    def accepts(text: str) -> bool:
+        matcher = compiled.matcher()
+        ids = tokenizer.encode(written("patch", input=text), add_special_tokens=False)
+        return all(matcher.accept(token) for token in ids)
+
+    assert [text for text in ("a", "b", "c", "d", "ab", "") if accepts(text)] == ["a", "b", "c"]
 
 
 def test_the_model_reads_functions() -> None:

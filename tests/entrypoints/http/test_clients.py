@@ -83,6 +83,7 @@ async def test_embeddings_by_both_clients(toy_folder: Path) -> None:
         llama = ollama.AsyncClient(host=url)
         embedded = await llama.embed("tiny", ["a", "b"])
         assert len(embedded.embeddings) == 2
+        assert (await llama.show("tiny")).capabilities == ["embedding"]
         await llama._client.aclose()
 
 
@@ -249,7 +250,20 @@ async def test_ollama_chat_generate_and_list(llama: ollama.AsyncClient) -> None:
     assert [model.model for model in listed.models] == ["tiny:latest"]
     assert re.fullmatch("[0-9a-f]{64}", listed.models[0].digest or "")  # Ollama's CLI cuts it
     shown = await llama.show("tiny:latest")
-    assert "tools" in (shown.capabilities or [])
+    assert shown.capabilities == ["completion", "tools", "thinking"]
+
+
+async def test_ollama_pulls_what_is_served(
+    llama: ollama.AsyncClient, server: ScriptedServer
+) -> None:
+    """Programs pull a model before they use it."""
+    assert (await llama.pull("llama3.2")).status == "success"
+    told = [part.status async for part in await llama.pull("tiny", stream=True)]
+    assert told == ["pulling manifest", "success"]
+    server.state.config = server.config.with_values({"strict_model_name": True})
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        await llama.pull("llama3.2")
+    assert (await llama.pull("tiny:latest")).status == "success"
 
 
 async def test_ollama_errors(llama: ollama.AsyncClient, server: ScriptedServer) -> None:

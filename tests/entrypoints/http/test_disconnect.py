@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening
 
+from radixlm.base.errors import Aborted, InvalidRequest
 from radixlm.entrypoints.http import progress
+from radixlm.entrypoints.http.transport import cancel_on_disconnect
 
 CHAT = "/v1/chat/completions"
 
@@ -87,6 +91,24 @@ async def test_leaving_while_the_prompt_is_computed(
         await until(lambda: not server.engine.intake.requests)
         await server.post("/continue_generation")
         await until(lambda: not planner.running and not server.engine.scheduler.queue)
+
+
+async def test_work_that_fails_while_it_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise InvalidRequest("it was wrong all along")
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    request: Any = SimpleNamespace(receive=receive)
+    with pytest.raises(Aborted):
+        await cancel_on_disconnect(request, work())
+    gc.collect()
+    await asyncio.sleep(0)
+    assert "never retrieved" not in caplog.text
 
 
 async def test_headers_without_end_are_refused(server: ScriptedServer) -> None:

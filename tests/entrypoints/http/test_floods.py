@@ -14,8 +14,9 @@ from tests.fakes.http_server import CONTEXT, ScriptedServer
 
 from radixlm.base.errors import PayloadTooLarge
 from radixlm.base.record import replace
+from radixlm.entrypoints.http import anthropic, ollama, tokenization
 from radixlm.entrypoints.http import off_loop as off_loop_module
-from radixlm.entrypoints.http import tokenization
+from radixlm.entrypoints.http.native import generate, parse
 from radixlm.entrypoints.http.off_loop import (
     LARGE_LIST,
     MAX_CONTAINERS,
@@ -26,9 +27,18 @@ from radixlm.entrypoints.http.off_loop import (
     json_pieces,
     off_loop,
 )
+from radixlm.entrypoints.http.openai import completions, conversation, sampling
+from radixlm.entrypoints.http.responses import tool_loop
 from radixlm.entrypoints.http.responses.store import MemoryStore, Stored
+from radixlm.entrypoints.native import request as native_request
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
+
+_PLACES = {
+    name.rpartition(".")[2]: module
+    for module in (generate, completions, conversation, anthropic, ollama, parse, tool_loop)
+    for name in (module.__name__,)
+}
 
 
 def _error(got: Any) -> dict[str, Any]:
@@ -89,6 +99,88 @@ async def test_large_work_is_done_off_the_loop() -> None:
     assert await off_loop(SMALL_BYTES, threading.get_ident) == loop
     assert await off_loop(SMALL_BYTES + 1, threading.get_ident) != loop
     assert await off_loop(1 << 30, threading.get_ident) != loop
+
+
+_LONG = "x" * (SMALL_BYTES + 1)
+_TOOL = {"type": "function", "function": {"name": "f", "description": _LONG}}
+_ASKED = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+_SCHEMA = {"description": _LONG, "type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "works"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"json_schema": _SCHEMA}}, "generate._read"),
+        ("/v1/completions", {"prompt": "a", "user": _LONG}, "completions._sampling"),
+        ("/v1/completions", {"prompt": [5] * CONTEXT}, "completions._not_in"),
+        ("/v1/chat/completions", _ASKED | {"tools": [_TOOL]}, "conversation._checked"),
+        ("/v1/chat/completions", _ASKED | {"tools": [_TOOL]}, "conversation._request"),
+        ("/v1/messages", _ASKED | {"metadata": {"user_id": _LONG}}, "anthropic.chat_of"),
+        ("/v1/messages/count_tokens", _ASKED | {"system": _LONG}, "anthropic._chat"),
+        ("/v1/responses", {"input": "a", "user": _LONG}, "tool_loop.messages_of"),
+        ("/v1/responses", {"input": "a", "user": _LONG}, "tool_loop.chat_of"),
+        ("/api/chat", _ASKED | {"stream": False, "tools": [_TOOL]}, "ollama._chat_of"),
+        ("/api/generate", {"model": "tiny", "prompt": _LONG}, "ollama._chat_of_prompt"),
+        ("/parse_function_call", {"text": _LONG, "tool_call_parser": "hermes"}, "parse._calls"),
+        ("/separate_reasoning", {"text": _LONG, "reasoning_parser": "qwen3"}, "parse._parts"),
+    ],
+)
+async def test_large_bodies_are_read_off_the_loop(
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    works: str,
+) -> None:
+    module, name = works.split(".")
+    place: Any = _PLACES[module]
+    threads, work = list[int](), getattr(place, name)
+
+    def seen(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return work(*args)
+
+    monkeypatch.setattr(place, name, seen)
+    await server.post(path, **body, **({"note": _LONG} if "text" in body else {}))
+    assert threads[0] != threading.get_ident()
+
+
+async def test_a_template_with_large_tools_is_rendered_off_the_loop(server: ScriptedServer) -> None:
+    threads, template = set[int](), server.state.template
+    render = template.render
+
+    def seen(*args: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return render(*args, **options)
+
+    template.render = seen
+    await server.post("/v1/chat/completions", **_ASKED, tools=[_TOOL])
+    assert threads and threading.get_ident() not in threads
+
+
+async def test_a_schema_is_read_once_for_all_prompts(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemas: list[str | None] = []
+
+    def seen(schema: str | None, where: str) -> None:
+        schemas.append(schema)
+
+    for module in (sampling, native_request):
+        monkeypatch.setattr(module, "unheld_of", seen)
+    schema, texts = {"type": "string"}, ["a"] * 20
+    params = {"json_schema": schema, "max_new_tokens": 1}
+    await server.post("/generate", text=texts, sampling_params=params)
+    await server.post("/v1/completions", prompt=texts, json_schema=schema, max_tokens=1)
+    assert len(schemas) == 2
+
+
+async def test_texts_to_parse_are_bounded(server: ScriptedServer) -> None:
+    text = "x" * ((1 << 20) + 1)
+    got = await server.post("/parse_function_call", text=text, tool_call_parser="hermes")
+    assert _error(got)["param"] == "text"
+    got = await server.post("/separate_reasoning", text=text, reasoning_parser="qwen3")
+    assert _error(got)["param"] == "text"
 
 
 @pytest.mark.parametrize(

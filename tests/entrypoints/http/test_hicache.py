@@ -10,7 +10,13 @@ from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.wire.replies import ControlReply
 
-STATS = {"tiers": [{"name": "host", "pages": 3}, {"name": "storage", "pages": 4}], "errors": {}}
+STATS = {
+    "tiers": [
+        {"name": "host", "backend": None, "pages": 3},
+        {"name": "storage", "backend": "file", "pages": 4},
+    ],
+    "errors": {},
+}
 PATH = "/hicache/storage-backend"
 
 
@@ -46,6 +52,7 @@ async def test_storage_is_cleared_shown_attached_and_detached(
         assert (await server.client.post(f"{PATH}/clear")).status_code == 200
         shown = (await server.client.get(PATH)).json()
         assert shown["is_attached"] and shown["tiers"] == STATS["tiers"]
+        assert shown["hicache_storage_backend"] == "file"
         assert shown["hicache_write_policy"] == "write_through"
         body = {"hicache_storage_backend": "file"}
         assert (await server.client.put(PATH, json=body)).json()["status"] == "ok"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.config.option import options
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
@@ -59,23 +59,59 @@ async def test_openai_defaults_by_flag(toy_folder: Path) -> None:
         assert made.state.defaults.temperature == 1.0
 
 
-async def test_the_fair_share_header_names_the_user(toy_folder: Path) -> None:
-    class Seen(Observer):
-        keys: ClassVar[list[str | None]] = []
+class Seen(Observer):
+    """What is known of the requests that were sent."""
 
-        def submitted(self, state: RequestState) -> None:
-            self.keys.append(state.wire.fair_key)
-
-    async with scripted_server(toy_folder, {}, fair_share="X-User") as made:
+    def __init__(self, made: ScriptedServer) -> None:
+        self.fair: list[str | None] = []
+        self.routing: list[str | None] = []
+        self.processors: list[str | None] = []
         intake = made.engine.intake
-        intake.observers = (*intake.observers, Seen())
+        intake.observers = (*intake.observers, self)
+
+    def submitted(self, state: RequestState) -> None:
+        self.fair.append(state.wire.fair_key)
+        self.routing.append(state.wire.routing_key)
+        self.processors.append(state.wire.processor)
+
+
+async def test_the_fair_share_header_names_the_user(toy_folder: Path) -> None:
+    async with scripted_server(toy_folder, {}, fair_share="X-User") as made:
+        seen = Seen(made)
         ann = {"x-user": "ann"}
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         await made.client.post("/v1/chat/completions", json=chat, headers=ann)
         await made.client.post("/generate", json={"text": "hi"}, headers=ann)
         await made.client.post("/v1/responses", json={"input": "hi"}, headers=ann)
         await made.post("/v1/completions", prompt="hi")
-    assert Seen.keys == ["ann", "ann", "ann", "address 127.0.0.1"]
+    assert seen.fair == ["ann", "ann", "ann", "address 127.0.0.1"]
+
+
+async def test_routing_keys_reach_the_engine(toy_folder: Path) -> None:
+    """By the header of SGLang's router, or a field of /generate."""
+    async with scripted_server(toy_folder, {}) as made:
+        seen, header = Seen(made), {"x-smg-routing-key": "k"}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        await made.client.post("/v1/chat/completions", json=chat, headers=header)
+        await made.client.post("/generate", json={"text": "hi"}, headers=header)
+        two = {"text": ["hi", "ho"], "routing_key": ["a", "b"]}
+        await made.client.post("/generate", json=two, headers=header)
+        await made.post("/v1/completions", prompt="hi")
+    assert seen.routing == ["k", "k", "a", "b", None]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_strict_thinking_is_of_chats_and_generate(toy_folder: Path, is_strict: bool) -> None:
+    async with scripted_server(toy_folder, {}, enable_strict_thinking=is_strict) as made:
+        intake = made.engine.intake
+        intake.facts = replace(intake.facts, processors=("thinking_budget",))
+        seen, chat = Seen(made), {"messages": [{"role": "user", "content": "hi"}]}
+        await made.post("/v1/chat/completions", **chat)
+        await made.post("/v1/messages", max_tokens=4, **chat)
+        await made.post("/generate", text="hi")
+        await made.post("/v1/completions", prompt="hi")
+    name = "thinking_budget" if is_strict else None
+    assert seen.processors == [name, name, name, None]
 
 
 async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:

@@ -141,9 +141,10 @@ async def test_sessions(shared: ScriptedServer) -> None:
     assert (await client.post("/generate", json=body, headers=_as("bob"))).status_code == 400
     assert (await client.post("/generate", json=body, headers=_as("alice"))).status_code == 200
     close = {"session_id": name}
-    bad = await client.post("/close_session", json=close, headers=_as("bob"))
-    assert bad.status_code == 400
+    assert (await client.post("/close_session", json=close, headers=_as("bob"))).is_success
+    assert (await client.post("/generate", json=body, headers=_as("alice"))).status_code == 200
     assert (await client.post("/close_session", json=close, headers=_as("alice"))).is_success
+    assert (await client.post("/generate", json=body, headers=_as("alice"))).status_code == 400
 
 
 async def test_with_several_keys_only_the_operators_opens_admin_routes(

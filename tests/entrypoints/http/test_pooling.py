@@ -206,6 +206,63 @@ def test_signs_are_packed_into_bytes() -> None:
     assert cohere._as("binary", [vector]) == [[0b10110001 - 128]]
 
 
+async def test_a_conversation_is_an_input_too(pooled: ScriptedServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    for adds in (False, True):
+        asked = {"messages": messages, "add_generation_prompt": adds}
+        ids = (await pooled.post("/tokenize", **asked)).json()["tokens"]
+        for path in ("/v1/embeddings", "/pooling", "/invocations"):
+            got = (await pooled.post(path, **asked)).json()
+            row = got["data"][0]
+            assert got["usage"]["prompt_tokens"] == len(ids), path
+            assert row.get("embedding", row.get("data")) == [3.0, 4.0 + ids[0]]
+    given = "the opening"
+    ended = [*messages, {"role": "assistant", "content": given}]
+    asked = {"messages": ended, "continue_final_message": True, "add_generation_prompt": False}
+    ids = (await pooled.post("/tokenize", **asked)).json()["tokens"]
+    got = (await pooled.post("/v1/embeddings", **asked, truncate_prompt_tokens=-1)).json()
+    assert got["usage"]["prompt_tokens"] == len(ids)
+    pooled.state.info.decoder.pool = Pool(gives="scores", labels=("no", "yes"))
+    for path in ("/classify", "/v1/classify", "/invocations"):
+        got = (await pooled.post(path, messages=messages)).json()
+        assert got["data"][0]["label"] == "yes", path
+
+
+async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: ScriptedServer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    for body, param in (
+        ({}, "input"),
+        ({"input": "hi", "messages": messages}, "input"),
+        ({"messages": []}, "messages"),
+        ({"messages": image}, "messages[0].content[0]"),
+        ({"messages": messages, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": messages, "continue_final_message": True}, "messages"),
+        ({"input": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
+    ):
+        got = await pooled.post("/v1/embeddings", **body)
+        assert got.status_code == 400 and got.json()["error"]["param"] == param, (body, got.text)
+    raw = await pooled.post("/pooling", input="hi", use_activation=False)
+    assert raw.json()["error"]["param"] == "use_activation"
+
+
+async def test_texts_may_come_without_special_tokens(
+    pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def encode(text: str, adds: bool = True) -> list[int]:
+        seen.append(adds)
+        return [7]
+
+    monkeypatch.setattr(pooled.tokenizer, "encode", encode)
+    for adds in (None, True, False):
+        seen.clear()
+        body = {"input": "hi", "add_special_tokens": adds}
+        assert (await pooled.post("/v1/embeddings", **body)).status_code == 200
+        assert seen[0] is (adds is not False)
+
+
 async def test_native_encode(pooled: ScriptedServer) -> None:
     one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0
@@ -241,6 +298,24 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert mixed.json()["error"]["param"] == "items"
     bad = await server.post("/v1/score", query="q", items="a", label_token_ids=[10**9])
     assert bad.json()["error"]["param"] == "label_token_ids"
+
+
+async def test_a_score_head_reads_query_and_item_one_after_the_other(
+    pooled: ScriptedServer,
+) -> None:
+    pooled.state.info.decoder.pool = Pool(gives="scores")
+    # the engine of these tests gives 3 and 4 + the first token
+    ids = (await pooled.post("/v1/score", query=[5, 6], items=[[7], [8, 9]])).json()
+    assert ids["scores"] == [[3.0, 9.0]] * 2 and ids["usage"]["prompt_tokens"] == 3 + 4
+    turned = await pooled.post("/v1/score", query=[5, 6], items=[[7]], item_first=True)
+    assert turned.json()["scores"] == [[3.0, 11.0]]
+    text = (await pooled.post("/v1/score", query="hi ", items="you")).json()
+    whole = (await pooled.post("/classify", text="hi you")).json()
+    assert text["scores"] == [whole["embedding"]]
+    assert text["usage"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"]
+    for query, item in (("q", [7]), ([5], "a"), ([5], [4096])):
+        refused = await pooled.post("/v1/score", query=query, items=[item])
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "items"
 
 
 async def test_rerank_sorts_by_likeness(pooled: ScriptedServer) -> None:

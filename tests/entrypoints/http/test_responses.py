@@ -242,6 +242,32 @@ async def test_a_bad_field_is_named(
     assert got.json()["error"]["param"] == param
 
 
+async def test_sampling_fields_of_vllm_reach_the_engine(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    hooks = server.engine.scheduler.hooks
+    monkeypatch.setattr(hooks, "arrive", lambda request: seen.append(request.wire))
+    fields: dict[str, Any] = {
+        "structured_outputs": {"choice": ["a", "b"]},
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "logit_bias": {"5": 1.5},
+        "max_output_tokens": 4,
+    }
+    got = await server.post("/v1/responses", input="hi", **fields)
+    assert got.status_code == 200 and "X-RadixLM-Ignored" not in got.headers, got.headers
+    (wire,) = seen
+    assert (wire.grammar.kind, wire.grammar.value) == ("regex", "(a|b)")
+    sampling = wire.sampling
+    assert (sampling.no_stop_trim, sampling.ignore_eos, sampling.min_new_tokens) == (True, True, 2)
+    assert sampling.logit_bias == {5: 1.5}
+    both = {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}
+    refused = await server.post("/v1/responses", input="hi", **both)
+    assert refused.status_code == 400 and "regex" in refused.text, refused.text
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
 def test_a_store_keeps_and_forgets(tmp_path: Path, kind: str) -> None:
     store: ResponseStore = MemoryStore(capacity=2)
@@ -347,6 +373,26 @@ async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
     assert got.json()["output"][0]["content"][0]["text"] == "Grüße 😀 aus Köln"
     usage = got.json()["usage"]
     assert usage["input_tokens"] == usage["prompt_tokens"] < 200
+
+
+async def test_truncation_of_a_long_conversation_renders_it_a_few_times(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of more messages than the context has tokens."""
+    sizes: list[int] = []
+    make = tool_loop.make_chat_session
+
+    async def made(state: Any, chat: Any) -> Any:
+        sizes.append(len(chat.messages))
+        return await make(state, chat)
+
+    monkeypatch.setattr(tool_loop, "make_chat_session", made)
+    given = [{"role": "user", "content": f"word {i}"} for i in range(3000)]
+    got = await server.post("/v1/responses", input=given, truncation="auto", max_output_tokens=9)
+    assert got.status_code == 200, got.text
+    kept, length = min(sizes), got.json()["usage"]["input_tokens"]
+    assert 10 < kept < 1000 and 1900 < length <= 2048 - 9
+    assert len(sizes) < 16
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ ROWS = [
         has={"response": "Hello there.", "eval_count": ...},
     ),
     Row("ollama", "POST /api/show", {"model": "tiny"}, has={"details.family": ...}),
+    Row("ollama", "POST /api/pull", {"model": "x", "stream": False}, has={"status": "success"}),
     Row("ollama", "GET /api/tags", has={"models.0.name": "tiny:latest"}),
     Row("ollama", "GET /api/ps", has={"models.0.expires_at": "9999-12-31T23:59:59Z"}),
     Row("ollama", "GET /api/version", has={"version": ...}),

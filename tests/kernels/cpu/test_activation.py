@@ -1,5 +1,8 @@
 """Activations over their whole range, and the embedding gather."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -54,3 +57,13 @@ def test_embedding(dtype: torch.dtype) -> None:
     got = activation.embedding(ids, table, scale=0.5)
     assert torch.equal(got[:3], table[ids[:3]].float() * 0.5)
     assert not got[3:].any()
+
+
+def test_the_page_on_kernels_gives_a_new_activation_the_next_number() -> None:
+    root = Path(__file__).parents[3]
+    numbers = [
+        [int(n) for n in re.findall(r"ACT_\w+ = (\d+)", (root / path).read_text("utf-8"))]
+        for path in ("csrc/common/api.h", "docs/adding/kernel.md")
+    ]
+    assert numbers[0] == list(range(len(numbers[0])))
+    assert numbers[1] == [numbers[0][-1], len(numbers[0])]

@@ -110,3 +110,11 @@ def test_time_is_linear_in_the_length(name: str) -> None:
     text, _ = parse_all(registry.create(name), unit * 300 + "</x>")
     assert time.process_time() - start < 2
     assert len(text) <= len(unit) * 300 + 4
+
+
+@pytest.mark.parametrize("name", ["hermes", "pythonic", "qwen3_coder", "mistral"])
+def test_openings_in_a_long_text_do_not_copy_its_rest(name: str) -> None:
+    unit = getattr(type(registry.create(name)), "starts", ())[0]
+    start = time.thread_time()
+    assert parse_all(registry.create(name), unit * 10_000 + "x" * 6_000_000)[1] == []
+    assert time.thread_time() - start < 4

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +191,21 @@ def execute_once(func: Callable[..., Any]) -> Callable[..., Any]:
             func(*args, **kwargs)
 
     return once
+
+
+def stream_and_merge(llm: Any, prompt: str, sampling_params: dict[str, Any]) -> str:
+    """The whole text of a prompt, read as a stream."""
+    text = ""
+    for chunk in llm.generate(prompt, sampling_params, stream=True):
+        text = chunk["text"]
+    return text
+
+
+async def async_stream_and_merge(
+    llm: Any, prompt: str, sampling_params: dict[str, Any]
+) -> AsyncIterator[str]:
+    """The new text of each event of a stream."""
+    length = 0
+    async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
+        yield chunk["text"][length:]
+        length = len(chunk["text"])

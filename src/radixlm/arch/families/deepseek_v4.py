@@ -60,7 +60,7 @@ def glm5_next(c: Config) -> spec.Decoder:
     c.refuse("hidden_act", "silu", "swish")
     c, limit = _glm5_keys(c), limit_of(c)
     norm = spec.Norm(c.rms_norm_eps)
-    fades = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
+    fades = channel_delta(c, c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim)
     state = replace(fades, decay_floor=float(c.get("linear_lower_bound", 0.0)))
     kinds, shares = c.layer_types, c.indexer_types
     key_norm = spec.Norm(1e-6, "layer", bias=True)

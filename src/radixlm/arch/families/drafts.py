@@ -1,22 +1,20 @@
-"""Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE, MiMo, MiniMax M3,
-Bailing, LongCat, Nemotron-H, Qwen3, Qwen4Exp and Step checkpoints; assistants of Gemma 4."""
+"""Draft models: the multi-token-prediction layers of DeepSeek (V4 too), GLM, dots 3, ERNIE, EXAONE,
+MiMo, MiniMax M3, Bailing, LongCat, Nemotron-H, Qwen3, Qwen4Exp and Step checkpoints; assistants of
+Gemma 4. EAGLE heads are in ``eagle.py``."""
 
 from typing import Any, NoReturn
 
 from radixlm.arch.config import Config
 from radixlm.arch.draft import STEP, Draft, renamed
-from radixlm.arch.families.builders import activation, build_decoder, mlp, rms
+from radixlm.arch.families.builders import activation, mlp, rms
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.gemma import gemma4, gemma4_unified
-from radixlm.arch.families.llama import llama
-from radixlm.arch.families.qwen import qwen2, qwen3
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS, family_function, find, predicted
 from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Norm
 from radixlm.base.record import replace
 
-_NO_NORM = Norm(0.0, kind="none", affine=False)
+NO_NORM = Norm(0.0, kind="none", affine=False)
 _KEY = "num_nextn_predict_layers"
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
 _PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")  # Qwen's
@@ -43,22 +41,22 @@ def refuse_draft(c: Config) -> NoReturn:
     )
 
 
-def _moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
+def moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
     """The decoder's names with its layers at ``layer``; ``own`` are roles that differ ("draft_join"
     for "draft.join")."""
     names: dict[str, Any] = {**DEFAULT, **decoder.names}
-    moved = {role: renamed(name, LAYER, layer) for role, name in names.items()}
-    return moved | {role.replace("_", ".", 1): name for role, name in own.items()}
+    out = {role: renamed(name, LAYER, layer) for role, name in names.items()}
+    return out | {role.replace("_", ".", 1): name for role, name in own.items()}
 
 
 def _joint(
     decoder: Decoder, layer: str, at: str, joint: tuple[str, str, str], **own: Name
 ) -> dict[str, Any]:
-    """As ``_moved``, with ``joint``: the names below ``at`` of the projection, the norm of the
+    """As ``moved``, with ``joint``: the names below ``at`` of the projection, the norm of the
     embedding and the norm of the hidden state."""
     roles = ("draft_join", "draft_embed_norm", "draft_hidden_norm")
     named = {role: at + name for role, name in zip(roles, joint, strict=True)}
-    return _moved(decoder, layer, **named, **own)
+    return moved(decoder, layer, **named, **own)
 
 
 def _normed(c: Config, module: Decoder, count: int, first: int = 0, **fields: Any) -> Draft:
@@ -182,7 +180,7 @@ def ernie(c: Config) -> Draft:
     joint = (f"linear_proj.{STEP}", f"emb_norm.{STEP}", f"hidden_norm.{STEP}")
     names = _joint(decoder, f"model.mtp_block.{STEP}.", "model.mtp_", joint)
     block = replace(decoder.blocks[0], ffn=mlp(c, bias=c.use_bias))
-    module = replace(_module(decoder, block, names), norm=_NO_NORM)
+    module = replace(_module(decoder, block, names), norm=NO_NORM)
     return _normed(c, module, _count(c), join_bias=c.use_bias, blanks_first=True)
 
 
@@ -262,8 +260,8 @@ def qwen4_exp(c: Config) -> Draft:
     parts = {"join_embed": "fc_embedding", "join_hidden": "fc_hidden"}
     parts |= {"embed_norm": _PRE_FC[1], "hidden_norm": _PRE_FC[2]}
     own = {f"draft_{role}": "mtp." + stored for role, stored in parts.items()}
-    moved = _moved(decoder, "mtp.layers.{i}.", **own)
-    names = {role: renamed(name, "model.hyper_", "mtp.hyper_") for role, name in moved.items()}
+    placed = moved(decoder, "mtp.layers.{i}.", **own)
+    names = {role: renamed(name, "model.hyper_", "mtp.hyper_") for role, name in placed.items()}
     norm = rms(c, offset=1.0)
     fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
     return Draft(replace(decoder, names=names), count, embed_norm=norm, hidden_norm=norm,
@@ -280,6 +278,15 @@ def mtp_speculator(c: Config) -> Draft:
     names = _joint(decoder, "mtp_layers.{i}.", at, joint, norm=at + "final_layernorm")
     module = _module(decoder, _last_attending(c, decoder), names)
     return Draft(module, embed_norm=decoder.norm, hidden_norm=decoder.norm)
+
+
+def qwen3_moe(c: Config) -> Draft:
+    """Layers like the model's last one."""
+    decoder = _target(c)
+    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
+    count = c.get("mtp_num_hidden_layers", c.get(_KEY, 1))
+    blocks = decoder.blocks[-1:] * count
+    return _normed(c, replace(decoder, blocks=blocks, names=names), int(count > 0))
 
 
 def exaone_moe(c: Config) -> Draft:
@@ -357,96 +364,3 @@ def _reading(c: Config, decoder: Decoder) -> Draft:
     target_dim = c.get("backbone_hidden_size", 1536)
     return Draft(module, target_dim=target_dim, owns_head=not has_clusters, reads_target=True,
                  clusters=clusters)  # fmt: skip
-
-
-def _eagle(c: Config, decoder: Decoder) -> Draft:
-    """The first block has no norm before its attention; there is no final norm."""
-    names = _moved(decoder, "layers.{i}.", draft_join="fc")
-    first, *rest = decoder.blocks
-    if isinstance(first.mixer, LatentAttention):
-        raise c.error("architectures", "latent attention has no published head of this kind")
-    blocks = (replace(first, layout="prenorm_ffn_only"), *rest)
-    before, behind = names["norm1"], names["norm2"]
-    names |= {"norm1": AnyOf(before, behind)}
-    module = replace(decoder, blocks=blocks, names=names, norm=_NO_NORM, tied=False)
-    return Draft(module, join_bias=c.get("bias", True))
-
-
-def llama_eagle(c: Config) -> Draft:
-    return _eagle(c, llama(c))
-
-
-def qwen2_eagle(c: Config) -> Draft:
-    return _eagle(c, qwen2(c))
-
-
-def llama_eagle3(c: Config) -> Draft:
-    return _eagle3(c, qwen3(c) if c.get("model_type") == "qwen3" else llama(c))
-
-
-def deepseek_eagle3(c: Config) -> Draft:
-    """Latent attention and dense layers."""
-    return _eagle3(c, build_decoder(c, latent(c, interleaved=True)))
-
-
-def _eagle3(c: Config, decoder: Decoder) -> Draft:
-    """A block that reads the concatenated inputs, and hidden states of some target layers. Its
-    head has a smaller vocabulary, or is the target's (``draft_vocab_size`` null)."""
-    first, *rest = decoder.blocks
-    layers, size = _eagle3_taps(c)
-    vocab = c.get("draft_vocab_size", c.vocab_size)
-    module = replace(
-        decoder,
-        blocks=(replace(first, layout="prenorm_ffn_only"), *rest),
-        names=_eagle3_names(decoder, size),
-        vocab=vocab,
-        tied=False,
-    )
-    return Draft(
-        module,
-        embed_norm=rms(c),
-        hidden_norm=rms(c),
-        is_projected=False,
-        residual_is_normed=bool(c.get("norm_before_residual")),
-        target_dim=c.get("target_hidden_size", 0),
-        target_vocab=0 if vocab == c.vocab_size else c.vocab_size,
-        taps=size,
-        tap_layers=layers,
-        taps_norm=rms(c) if c.get("norm_before_fc") else None,
-        tap_norm=rms(c) if c.get("fc_norm") or c.get("use_aux_norm") else None,
-        passes_normed=bool(c.get("norm_output")),
-        owns_head=c.get("draft_vocab_size") is not None,
-        has_vocab_map=vocab != c.vocab_size,
-    )
-
-
-def _eagle3_names(decoder: Decoder, num_taps: int) -> dict[str, Any]:
-    """The first block is called ``midlayer`` or ``layers.0``."""
-    layers, mid = (_moved(decoder, at) for at in ("layers.{i}.", "midlayer."))
-    either: dict[str, Any] = {role: AnyOf(mid[role], layers[role]) for role in layers}
-    own = {"norm": "norm", "head": "lm_head", "draft.taps": "fc", "draft.vocab": "d2t"}
-    first = {
-        "norm1": "post_attention_layernorm",
-        "draft.embed_norm": "input_layernorm",
-        "draft.hidden_norm": "hidden_norm",
-    }
-    firsts = {r: AnyOf("midlayer." + name, "layers.0." + name) for r, name in first.items()}
-    later = {"norm1": AnyOf(firsts["norm1"], layers["norm1"])} if len(decoder.blocks) > 1 else {}
-    of_taps = {f"draft.tap_norms.{i}": f"fc_norm.{i}" for i in range(num_taps)}
-    return either | own | firsts | later | of_taps | {"draft.taps_norm": "input_norm"}
-
-
-def _eagle3_taps(c: Config) -> tuple[tuple[int, ...], int]:
-    """The target layers whose outputs the head reads, and how many. SGLang's and the authors' list
-    names the layers themselves, that of ``speculators`` the layers that they lead to."""
-    own = c.get("eagle_config", {})
-    if not own.get("use_aux_hidden_state", True):
-        return (), 0
-    listed = own.get("eagle_aux_hidden_state_layer_ids")
-    if listed is None:
-        listed = c.get("eagle_aux_hidden_state_layer_ids")
-        shift = int(c.get("speculators_model_type") is not None)
-    else:
-        shift = 0
-    layers = tuple(int(layer) - shift for layer in listed or ())
-    return layers, len(layers) or int(c.get("num_aux_hidden_states", 3))

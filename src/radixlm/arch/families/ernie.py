@@ -47,6 +47,12 @@ def ernie_moe(c: Config) -> Decoder:
     return b.build_decoder(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
 
 
+def paddleocr_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """One key for the biases of all projections."""
+    bias = raw.get("use_bias", False)
+    return {"attention_bias": bias, "mlp_bias": bias, **raw}
+
+
 # defaults for ``BOUNDARY_TOKEN_KEYS``, and for mrope_section: rows, columns, time
 _BOUNDARY_TOKENS = (100295, 101304, 101305, 103367, 101306, 101307)
 _SECTIONS = (22, 22, 20)

@@ -58,7 +58,6 @@ _BACKBONE: Names = {
 
 
 def mamba(c: Config) -> spec.Decoder:
-    c.refuse("hidden_act", "silu")
     inner_norm = c.get("mixer_rms_eps")
     mixer = spec.Mamba1(
         c.get("intermediate_size") or c.expand * c.hidden_size,
@@ -68,6 +67,7 @@ def mamba(c: Config) -> spec.Decoder:
         c.use_conv_bias,
         c.use_bias,
         None if inner_norm is None else spec.Norm(inner_norm, affine=False),
+        act=b.activation(c),
     )
     norm = spec.Norm(c.layer_norm_epsilon)
     blocks = [spec.Block(mixer, None, norm)] * c.num_hidden_layers
@@ -75,7 +75,6 @@ def mamba(c: Config) -> spec.Decoder:
 
 
 def mamba2(c: Config) -> spec.Decoder:
-    c.refuse("hidden_act", "silu")
     norm = spec.Norm(c.layer_norm_epsilon)
     if c.num_heads * c.head_dim != int(c.expand * c.hidden_size):
         raise c.error("num_heads", "times 'head_dim' is not 'expand' times 'hidden_size'")
@@ -89,7 +88,9 @@ def mamba2(c: Config) -> spec.Decoder:
         c.n_groups,
         conv_bias=c.use_conv_bias,
         bias=c.use_bias,
+        out_bias=c.use_bias,
         dt_limit=_limit(c),
+        act=b.activation(c),
     )
     blocks = [spec.Block(mixer, None, norm)] * c.num_hidden_layers
     return stacked(c, blocks, norm, _BACKBONE)
@@ -103,7 +104,6 @@ def _is_attention(c: Config, layer: int, otherwise: bool) -> bool:
 
 
 def jamba(c: Config) -> spec.Decoder:
-    c.refuse("hidden_act", "silu")
     state = spec.Mamba1(
         c.mamba_expand * c.hidden_size,
         c.mamba_d_state,
@@ -112,6 +112,7 @@ def jamba(c: Config) -> spec.Decoder:
         c.mamba_conv_bias,
         c.mamba_proj_bias,
         b.rms(c),
+        act=b.activation(c),
     )
     attends = b.attention(c, rope=None)
     sparse = b.moe(c, inner=c.intermediate_size) if c.num_experts > 1 else b.mlp(c)
@@ -138,21 +139,22 @@ def jamba(c: Config) -> spec.Decoder:
     return b.build_decoder(c, mixer, ffn, names=names)
 
 
-def _mamba2_of(c: Config, **fields: Any) -> spec.Mamba2:
-    for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
-        c.refuse(key, "silu", "swish")
+def _mamba2_of(c: Config, inner: int = 0, **fields: Any) -> spec.Mamba2:
+    """``inner``: channels, mamba_expand times the model's unless given."""
     fields.setdefault("norm", b.rms(c))
     fields.setdefault("norm_groups", c.mamba_n_groups)
+    fields.setdefault("out_bias", c.mamba_proj_bias)
     size = c.get("mamba_d_head", "auto")
     return spec.Mamba2(
         c.mamba_n_heads,
-        c.mamba_expand * c.hidden_size // c.mamba_n_heads if size == "auto" else size,
+        (inner or c.mamba_expand * c.hidden_size) // c.mamba_n_heads if size == "auto" else size,
         c.mamba_d_state,
         c.mamba_n_groups,
         c.mamba_d_conv,
         conv_bias=c.mamba_conv_bias,
         bias=c.mamba_proj_bias,
         dt_limit=_limit(c),
+        act=b.activation(c),
         **fields,
     )
 
@@ -209,32 +211,33 @@ def granite_hybrid(c: Config) -> spec.Decoder:
 
 def falcon_h1(c: Config) -> spec.Decoder:
     """Both mixers in each layer; multipliers are multiplied into the rows of the weights."""
-    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
-        c.refuse(key, False)
     inner = c.get("mamba_d_ssm") or c.mamba_expand * c.hidden_size
     state = _mamba2_of(
         c,
+        inner,
         norm=b.rms(c) if c.mamba_rms_norm else None,
         gate_after_norm=c.mamba_norm_before_gate,
+        out_bias=c.projectors_bias,
     )
     if inner != state.inner:
         raise c.error("mamba_d_ssm", "is not 'mamba_n_heads' times 'mamba_d_head'")
-    attends = b.attention(c)
+    bias = c.attention_bias
+    attends = b.attention(c, qkv_bias=bias, o_bias=bias)
     heads, kv_heads = (n * attends.head_dim for n in (attends.heads, attends.kv_heads))
-    into, groups = c.attention_in_multiplier, state.groups * state.state
-    gate, x, in_b, out_c, dt = (c.ssm_in_multiplier * one for one in c.ssm_multipliers)
-    attn, feed, (first, down) = LAYER + "self_attn.", LAYER + "feed_forward.", c.mlp_multipliers
-    qkv = ((heads, into), (kv_heads, into * c.key_multiplier), (kv_heads, into))
+    groups, into = state.groups * state.state, c.attention_in_multiplier
+    gate, x, in_b, out_c, dt = c.ssm_multipliers or (1.0,) * 5
+    first, down = c.mlp_multipliers or (1.0, 1.0)
+    attn, feed, ssm = LAYER + "self_attn.", LAYER + "feed_forward.", LAYER + "mamba."
+    qkv = ((heads, 1.0), (kv_heads, c.key_multiplier), (kv_heads, 1.0))
     rows = ((inner, gate), (inner, x), (groups, in_b), (groups, out_c), (state.heads, dt))
     up = ((c.intermediate_size, first), (c.intermediate_size, 1.0))
-    ssm = LAYER + "mamba."
     names: Names = {
         **mamba_names(ssm),
         "norm": AnyOf("model.final_layernorm", "model.norm"),
         "norm2": LAYER + "pre_ff_layernorm",
-        "mixer.qkv": Named(tuple(f"{attn}{p}_proj" for p in "qkv"), ScaleRows(qkv)),
+        "mixer.qkv": Named(tuple(f"{attn}{p}_proj" for p in "qkv"), ScaleRows(qkv, into)),
         "mixer.o": Named((attn + "o_proj",), Scaled(c.attention_out_multiplier)),
-        "state.inp": Named((ssm + "in_proj",), ScaleRows(rows)),
+        "state.inp": Named((ssm + "in_proj",), ScaleRows(rows, c.ssm_in_multiplier)),
         "state.out": Named((ssm + "out_proj",), Scaled(c.ssm_out_multiplier)),
         "ffn.up": Named((feed + "gate_proj", feed + "up_proj"), ScaleRows(up)),
         "ffn.down": Named((feed + "down_proj",), Scaled(down)),
@@ -242,6 +245,7 @@ def falcon_h1(c: Config) -> spec.Decoder:
     return b.build_decoder(
         c,
         lambda i: spec.ParallelHybrid(attends, state),
+        b.mlp(c, bias=c.mlp_bias),
         embed_scale=c.embedding_multiplier,
         logit_scale=c.lm_head_multiplier,
         names=names,
@@ -290,8 +294,6 @@ def nemotron_h(c: Config) -> spec.Decoder:
     """Layers of one branch each: Mamba 2, attention, feed-forward or experts."""
     if c.get("moe_latent_size"):
         c.refuse("mlp_bias", False)
-    for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
-        c.refuse(key, "silu", "swish")
     kinds = c.get("layers_block_type")
     kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
     norm = spec.Norm(c.layer_norm_epsilon)
@@ -305,7 +307,9 @@ def nemotron_h(c: Config) -> spec.Decoder:
         c.n_groups,
         conv_bias=c.use_conv_bias,
         bias=c.use_bias,
+        out_bias=c.use_bias,
         dt_limit=(c.time_step_min, math.inf),  # the class reads no time_step_limit
+        act=b.activation(c, "mamba_hidden_act"),
     )
     act, attends = b.activation(c, "mlp_hidden_act"), b.attention(c, rope=None)
     dense = spec.Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)

@@ -32,7 +32,6 @@ def _full_at(c: Config) -> Callable[[int], bool]:
 
 def delta_net(c: Config, norm: spec.Norm | None = None, beta_scale: float = 1.0) -> spec.DeltaNet:
     """Gated DeltaNet of the config's linear layers."""
-    c.refuse("hidden_act", "silu")
     return spec.DeltaNet(
         c.linear_num_key_heads,
         c.linear_num_value_heads,
@@ -41,13 +40,15 @@ def delta_net(c: Config, norm: spec.Norm | None = None, beta_scale: float = 1.0)
         c.linear_conv_kernel_dim,
         norm or spec.Norm(c.rms_norm_eps),
         beta_scale,
+        act=b.activation(c),
     )
 
 
-def channel_delta(heads: int, dim: int, width: int, norm: spec.Norm) -> spec.DeltaNet:
+def channel_delta(c: Config, heads: int, dim: int, width: int) -> spec.DeltaNet:
     """A delta net with a decay for each channel (KDA) and a sigmoid gate."""
+    norm, act = b.rms(c), b.activation(c)
     return spec.DeltaNet(
-        heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True
+        heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True, act=act
     )
 
 
@@ -204,10 +205,8 @@ def kimi_linear_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 def kimi_linear(c: Config) -> spec.Decoder:
     """KDA delta nets, and latent attention without rotation."""
-    c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
     c = _kimi_keys(c)
-    norm = spec.Norm(c.rms_norm_eps)
-    state = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
+    state = channel_delta(c, c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim)
     attends = replace(latent(c, interleaved=False), rope=None)
     shared = c.moe_intermediate_size * c.num_shared_experts
     groups = (c.num_expert_group, c.topk_group)

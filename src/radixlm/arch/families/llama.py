@@ -7,6 +7,7 @@ import math
 
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
+from radixlm.arch.families.mistral_native import native
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
 from radixlm.base.record import replace
 
@@ -17,13 +18,13 @@ def llama(c: Config) -> Decoder:
 
 
 def mistral(c: Config) -> Decoder:
-    return b.build_decoder(c, b.attention(c, window=c.sliding_window or 0))
+    return native(c, b.build_decoder(c, b.attention(c, window=c.sliding_window or 0)))
 
 
 def ministral(c: Config) -> Decoder:
     if c.layer_types is None:
         return mistral(c)
-    return b.build_decoder(c, lambda i: b.attention(c, window=b.window(c, i)))
+    return native(c, b.build_decoder(c, lambda i: b.attention(c, window=b.window(c, i))))
 
 
 def arcee(c: Config) -> Decoder:

@@ -7,6 +7,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
+from radixlm.arch.families.mistral_native import native
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import transposed
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, LogNScaling, Mlp, Norm, Rope
@@ -79,7 +80,8 @@ def ministral3(c: Config) -> Decoder:
     p = c.rope_parameters
     beta, period = p.get("llama_4_scaling_beta"), p.get("original_max_position_embeddings")
     extras = AttentionExtras(logn_scaling=LogNScaling(beta, float(period))) if beta else None
-    return b.build_decoder(c, b.attention(c, window=c.sliding_window or 0, extras=extras))
+    mixer = b.attention(c, window=c.sliding_window or 0, extras=extras)
+    return native(c, b.build_decoder(c, mixer))
 
 
 def nanochat(c: Config) -> Decoder:

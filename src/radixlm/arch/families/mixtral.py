@@ -11,6 +11,7 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
 )
+from radixlm.arch.families.mistral_native import native
 from radixlm.arch.names import LAYER, AnyOf, Names
 from radixlm.arch.spec import Decoder
 
@@ -25,12 +26,13 @@ W1_W3_W2: Names = {
 
 
 def mixtral(c: Config) -> Decoder:
-    return build_decoder(
+    described = build_decoder(
         c,
         attention(c, window=c.sliding_window or 0),
         moe(c, inner=c.intermediate_size, renorm=True),
         names=W1_W3_W2,
     )
+    return native(c, described)
 
 
 def minimax_m2_config(raw: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.deepseek import deepseek_v32, latent, routed
 from radixlm.arch.families.linear import channel_delta
+from radixlm.arch.families.mistral_native import native
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
-from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe, Norm
+from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -27,7 +28,7 @@ def mistral4(c: Config) -> Decoder:
     if p.get("llama_4_scaling_beta"):
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
         mixer = replace(mixer, logn_scaling=LogNScaling(p["llama_4_scaling_beta"], period))
-    return build_decoder(c, mixer, routed(c))
+    return native(c, build_decoder(c, mixer, routed(c)))
 
 
 def _gated_norm(role: str, stored: str) -> Names:
@@ -134,10 +135,9 @@ BAILING: Names = {
 
 def bailing_hybrid(c: Config) -> Decoder:
     """KDA delta nets and gated latent attention, as in Kimi Linear."""
-    c.refuse("hidden_act", "silu")
     heads, dim = c.get("linear_num_heads", c.num_attention_heads), c.get("linear_head_dim")
     width = c.get("linear_conv_kernel_dim", c.short_conv_kernel_size)
-    fades = channel_delta(heads, dim or c.head_dim, width, Norm(c.rms_norm_eps))
+    fades = channel_delta(c, heads, dim or c.head_dim, width)
     floor = float(c.kda_lower_bound) if c.kda_safe_gate else 0.0
     state = replace(fades, low_rank=False, decay_floor=floor)
     attends = replace(latent(c, interleaved=True), gate="head")

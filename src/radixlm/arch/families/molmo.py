@@ -12,7 +12,7 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
 )
-from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names
+from radixlm.arch.names import DEFAULT, LAYER, SPLIT_QKV, AnyOf, Named, Names, untied
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Layout
 from radixlm.base.record import replace
@@ -40,7 +40,7 @@ def molmo2_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def molmo(c: Config) -> Decoder:
-    """Rope scaling holds for the layers of ``rope_scaling_layers``."""
+    """Rope scaling holds for the layers of ``rope_scaling_layers``. The class ties no head."""
     c.refuse("qk_norm_type", "qwen3", "olmo")
     scaled_rope = rope(c, head_dim(c))
     scaled_layers = (
@@ -57,11 +57,13 @@ def molmo(c: Config) -> Decoder:
         )
 
     layout: Layout = "post" if c.norm_after else "pre"
-    return build_decoder(
-        c,
-        mixer,
-        layout=layout,
-        names=_MOLMO,
-        extra_vocab_rows=int(c.additional_vocab_size),
-        add_media_embeds=True,
+    return untied(
+        build_decoder(
+            c,
+            mixer,
+            layout=layout,
+            names=_MOLMO,
+            extra_vocab_rows=int(c.additional_vocab_size),
+            add_media_embeds=True,
+        )
     )

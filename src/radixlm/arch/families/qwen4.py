@@ -130,7 +130,7 @@ def _names(c: Config) -> Names:
 
 def qwen4_exp(c: Config) -> spec.Decoder:
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
-    act: Any = c.get("output_gate_type", "silu")
+    act: Any = c.get("output_gate_type") or activation(c)
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
     net = replace(delta_net(c), gate_act=act)
     if act not in ("silu", "sigmoid"):

@@ -91,7 +91,6 @@ def _shared_head_dim(c: Config) -> int:
 def zamba(c: Config) -> Decoder:
     """One shared layer; Mambas of several heads with their own projections."""
     c.refuse("attention_hidden_size", 2 * c.hidden_size)
-    c.refuse("hidden_mamba_act", "silu", "swish")
     heads, inner = c.n_mamba_heads, c.mamba_expand * c.hidden_size
     if inner % heads:
         raise c.error("n_mamba_heads", f"= {heads} does not divide {inner} channels")
@@ -104,6 +103,7 @@ def zamba(c: Config) -> Decoder:
         c.mamba_conv_bias,
         c.mamba_proj_bias,
         heads=heads,
+        act=activation(c, "hidden_mamba_act"),
     )
     every, at = c.attn_layer_period, c.attn_layer_offset
     if not every:
@@ -153,6 +153,7 @@ def zamba2(c: Config) -> Decoder:
         Norm(1e-5),
         c.mamba_ngroups,
         bias=bias,
+        out_bias=bias,
         dt_limit=(c.time_step_min, float("inf")),
     )
     asking = _asking(c, c.get("layers_block_type") or _PUBLISHED)

@@ -11,7 +11,7 @@ from radixlm.arch.config_defaults import defaults
 from radixlm.arch.families.builders import head_dim
 from radixlm.arch.media.config_json import deepstack_layers
 from radixlm.arch.media.registry import MULTIMODAL
-from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named
+from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named, untied
 from radixlm.arch.recipes import TransposeExperts
 from radixlm.arch.registry import find
 from radixlm.arch.spec import Decoder, Moe
@@ -27,10 +27,10 @@ def composite(c: Config) -> Decoder:
     if text is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
     decoder = find(str(text["architecture"]), c.source)(c)
+    if not decoder.tied:  # the whole model may tie where the text model's config does not say so
+        decoder = untied(decoder)
     every: dict[str, Any] = {**DEFAULT, **decoder.names}
     names: dict[str, Any] = dict(decoder.names)
-    if not decoder.tied:  # the whole model may tie where the text model's config does not say so
-        names["head"] = AnyOf(every["head"], every["embed"])
     sparse = next((b.ffn for b in decoder.blocks if isinstance(b.ffn, Moe)), None)
     if sparse is not None and "moe.up" not in names:  # some checkpoints transpose the experts
         up = Named((_EXPERTS + "gate_up_proj",), TransposeExperts(decoder.dim))
@@ -49,11 +49,7 @@ def untied_head(c: Config) -> Decoder:
     """The family of the row's text model. The head is the checkpoint's own where it has one: the
     class does not read whether the text config ties it."""
     decoder = find(MULTIMODAL[c.architecture].text_architecture)(c)
-    if not decoder.tied:
-        return decoder
-    every: dict[str, Any] = {**DEFAULT, **decoder.names}
-    head = AnyOf(every["head"], every["embed"])
-    return replace(decoder, tied=False, names={**decoder.names, "head": head})
+    return untied(decoder) if decoder.tied else decoder
 
 
 def qwen4_exp(c: Config) -> Decoder:
@@ -85,7 +81,8 @@ def paligemma(c: Config) -> Decoder:
 
 
 def cosmos3_edge(c: Config) -> Decoder:
-    """The class interleaves the sections of M-RoPE always, and has its own weight names."""
+    """The class interleaves the sections of M-RoPE always, ties no head, and has its own weight
+    names."""
     c = c.replace(rope_parameters={**c.rope_parameters, "mrope_interleaved": True})
     names = {
         "mixer.qkv": AnyOf(SPLIT_QKV, tuple(f"{_ATTENTION}to_{part}" for part in "qkv")),
@@ -93,7 +90,7 @@ def cosmos3_edge(c: Config) -> Decoder:
         "ffn.up": AnyOf(_MLP + "up_proj", _MLP + "fc1"),
         "ffn.down": AnyOf(_MLP + "down_proj", _MLP + "fc2"),
     }
-    decoder = composite(c)
+    decoder = untied(composite(c))
     return replace(decoder, names={**decoder.names, **names})
 
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
+from radixlm.entrypoints.http.off_loop import off_loop_by_body
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
     Answer,
@@ -89,7 +90,8 @@ class ThreadsNotSupported(InvalidRequest):
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
-    message = await make_message(state_of(request), body, chat_of(body))
+    chat = await off_loop_by_body(chat_of, body)
+    message = await make_message(state_of(request), body, chat)
     if body.stream:
         return await stream_response(request, _events(message), _stream_error)
     return json_response(await cancel_on_disconnect(request, complete(message)))
@@ -99,7 +101,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """The number of prompt tokens of a conversation."""
     body = await read_body(request, CountRequest)
-    session = await make_chat_session(state_of(request), _chat(body))
+    session = await make_chat_session(state_of(request), await off_loop_by_body(_chat, body))
     return json_response({"input_tokens": len(session.request.input_ids or ())})
 
 

@@ -33,7 +33,7 @@ INFERENCE_PATHS = frozenset(
     "/v1/messages /v1/messages/count_tokens /v1/audio/transcriptions /v1/audio/translations "
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
-    "/api/chat /api/generate /api/tags /api/ps /api/show /api/version /api/embed "
+    "/api/chat /api/generate /api/tags /api/ps /api/show /api/pull /api/version /api/embed "
     "/api/embeddings /completion /infill /apply-template "
     "/v1/chat/completions/batch /v1/chat/completions/render /v1/completions/render".split()
 )
@@ -101,7 +101,8 @@ class BrowserGuard:
         except ValueError:
             is_private = "." not in name or name.endswith(_PRIVATE_ENDINGS)
             return is_private and not self._is_local
-        return address.is_loopback or not self._is_local
+        # to call 0.0.0.0 is to call this machine
+        return address.is_loopback or address.is_unspecified or not self._is_local
 
     def _may_call(self, path: str, headers: Headers, host: str) -> bool:
         origin = headers.get(b"origin", b"").decode("latin-1").lower().rstrip("/")

@@ -39,11 +39,15 @@ _BY_FIELDS: tuple[tuple[tuple[str, ...], Route], ...] = (
 async def invocations(request: Request) -> Response:
     """Answer a conversation; a body with `prompt`, with `input`, with `query` and `documents`, or
     with pairs is answered as by /v1/completions, /v1/embeddings (of a classifier /v1/classify),
-    /rerank, or /score."""
+    /rerank, or /score. A model for vectors or scores reads a conversation as an `input`."""
     body = await read_json(request)
+    state = state_of(request)
+    pooled = classify_v1 if has_scores(state) else embeddings
+    if "messages" in body and state.info.decoder.pool is not None:
+        return await pooled(request)
     for names, route in _BY_FIELDS:
         if all(name in body for name in names):
             return await route(request)
     if "input" in body:
-        return await (classify_v1 if has_scores(state_of(request)) else embeddings)(request)
+        return await pooled(request)
     return await chat_completions(request)

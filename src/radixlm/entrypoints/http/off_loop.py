@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import orjson
 
 from radixlm.base.errors import PayloadTooLarge
+from radixlm.intake.call import current_call
 
 T = TypeVar("T")
 
@@ -49,6 +50,17 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
 async def off_loop_of(num_logprobs: int, work: Callable[..., T], *args: Any) -> T:
     """``off_loop`` for what shows ``num_logprobs`` log-probabilities."""
     return await off_loop(BYTES_A_LOGPROB * num_logprobs, work, *args)
+
+
+async def off_loop_by_body(work: Callable[..., T], *args: Any) -> T:
+    """``work(*args)``, in a thread if the body of the running call is large."""
+    return await off_loop(body_size(), work, *args)
+
+
+def body_size() -> int:
+    """Bytes of the running call's body; 0 outside of a call."""
+    call = current_call()
+    return 0 if call is None else call.num_bytes
 
 
 def _with_pause(work: Callable[..., T], *args: Any) -> T:

@@ -17,6 +17,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.off_loop import off_loop_by_body
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.completions import filled
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
@@ -99,6 +100,14 @@ class OllamaShow(Body):
     verbose: bool | None = None
 
 
+class OllamaPull(Body):
+    """POST /api/pull."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = True
+
+
 @dataclass(slots=True)
 class OllamaAnswer:
     """One answer, of /api/chat (a message) or of /api/generate (a response)."""
@@ -164,8 +173,7 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
-    messages = [_message(message, i) for i, message in enumerate(body.messages)]
-    session = await make_chat_session(state, _chat(body, messages, body.tools))
+    session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
     return await _answer(request, OllamaAnswer(session, body.model, True), body)
 
 
@@ -179,11 +187,7 @@ async def generate(request: Request) -> Response:
     reject_unsupported(body)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
-    content = _with_images(body.prompt, body.images)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if body.system:
-        messages.insert(0, {"role": "system", "content": body.system})
-    chat = _chat(body, messages, None)
+    chat = await off_loop_by_body(_chat_of_prompt, body)
     if body.raw or body.suffix:
         text = filled(state, body.prompt, body.suffix)
         chat.input_ids = state.require_tokenizer().encode(text)
@@ -195,6 +199,19 @@ async def generate(request: Request) -> Response:
 def _loaded(model: str) -> dict[str, Any]:
     """The answer to an empty request, which clients send to load a model."""
     return {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
+
+
+def _chat_of(body: OllamaChat) -> ChatRequest:
+    messages = [_message(message, i) for i, message in enumerate(body.messages or ())]
+    return _chat(body, messages, body.tools)
+
+
+def _chat_of_prompt(body: OllamaGenerate) -> ChatRequest:
+    content = _with_images(body.prompt, body.images)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return _chat(body, messages, None)
 
 
 def _chat(
@@ -370,9 +387,6 @@ async def show(request: Request) -> Response:
     body = await read_body(request, OllamaShow, any_type=True)
     state = state_of(request)
     state.check_model(body.model or body.name or "")
-    capabilities = ["completion"]
-    capabilities += ["tools"] if state.tool_format else []
-    capabilities += ["thinking"] if state.reasoning_format else []
     family = state.info.model_type
     facts = {
         "general.architecture": family,
@@ -387,10 +401,37 @@ async def show(request: Request) -> Response:
             "template": state.template.source if state.template else "",
             "details": _details(state),
             "model_info": facts,
-            "capabilities": capabilities,
+            "capabilities": _capabilities(state),
             "modified_at": datetime.fromtimestamp(state.started_s, UTC).isoformat(),
         }
     )
+
+
+def _capabilities(state: ServerState) -> list[str]:
+    """What the model can do, in Ollama's words, by which clients choose what they offer."""
+    if not state.intake.facts.is_generation:
+        return ["embedding"]
+    kinds = state.media.kinds if state.media is not None else ()
+    found = {
+        "completion": True,
+        "vision": "image" in kinds,
+        "audio": "audio" in kinds,
+        "tools": state.tool_format is not None,
+        "thinking": state.reasoning_format is not None,
+        "insert": state.fim is not None,
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+@router.post("/api/pull", openapi_extra=documented(OllamaPull))
+async def pull(request: Request) -> Response:
+    """Nothing is fetched: the model that is served is there, whatever its name."""
+    body = await read_body(request, OllamaPull, any_type=True)
+    state_of(request).check_model(body.model or body.name or "")
+    if body.stream is False:
+        return json_response({"status": "success"})
+    lines = ({"status": "pulling manifest"}, {"status": "success"})
+    return Response(b"".join(map(_line, lines)), media_type=NDJSON)
 
 
 @router.get("/api/version")

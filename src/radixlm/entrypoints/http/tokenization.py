@@ -15,7 +15,7 @@ from radixlm.base.thread_pool import FairThreadPool
 from radixlm.engine.located import tokenizer_folder
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_answer, json_response
-from radixlm.entrypoints.http.off_loop import SMALL_BYTES, off_loop
+from radixlm.entrypoints.http.off_loop import SMALL_BYTES, body_size, off_loop
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.openapi.document import documented
@@ -108,6 +108,7 @@ async def render(state: ServerState, messages: list[dict[str, Any]], **options: 
         **(options.get("template_kwargs") or {}),
     }
     size = sum(MESSAGE_BYTES + _content_bytes(message.get("content")) for message in messages)
+    size = max(size, body_size())  # of tools and variables too
     return await off_loop(size, lambda: template.render(messages, **options))
 
 
@@ -270,7 +271,10 @@ async def detokenize(request: Request) -> Response:
             raise InvalidRequest(f"tokens: {bad} is not a token id", "tokens")
         return tokenizer.decode(row, args.skip_special_tokens)
 
-    texts = [await off_loop(4 * len(row), text_of, row) for row in rows]
+    texts = []
+    for row in rows:
+        texts.append(await off_loop(4 * len(row), text_of, row))
+        await asyncio.sleep(0)
     shown = texts if is_nested else texts[0]
     # vLLM's clients read ``prompt``, llama.cpp's ``content``
     return await json_answer({"text": shown, "prompt": shown, "content": shown})

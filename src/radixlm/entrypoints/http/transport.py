@@ -21,6 +21,7 @@ from radixlm.entrypoints.http.progress import PROGRESS, comments
 from radixlm.entrypoints.http.resume import begin_stream, first_block, should_cut, take_resume
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.request_model import M, read
+from radixlm.intake.call import current_call
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,6 +81,8 @@ async def body_bytes(request: Request) -> bytes:
             param="Content-Encoding",
         )
     data = await request.body()
+    if (call := current_call()) is not None:
+        call.num_bytes = len(data)
     if b"\0" in data[:4]:
         raise InvalidRequest("the body is UTF-16 or UTF-32, and JSON is UTF-8")
     return data.removeprefix(codecs.BOM_UTF8)  # which some editors and shells write
@@ -148,6 +151,8 @@ async def stream_response(
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
+    # it may fail while it is cancelled, when nobody reads its error
+    task.add_done_callback(lambda one: one.cancelled() or one.exception())
     disconnect = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)

@@ -27,6 +27,7 @@ from radixlm.entrypoints.request_model import (
 from radixlm.entrypoints.request_options import request_options, unheld_of
 from radixlm.intake.records import GenerateRequest
 from radixlm.multimodal.processor import Prompt
+from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
@@ -131,10 +132,8 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         text = "token_ids_logprob must be a flat list of integers, or of a list for each prompt"
         raise InvalidRequest(text, "token_ids_logprob")
     values = [_values(checked, i, count) for i in range(count)]
-    requests = [
-        _request(values[i], kind, prompt, defaults or SamplingParams())
-        for i, prompt in enumerate(prompts)
-    ]
+    samplings = _Samplings(defaults or SamplingParams())
+    requests = [_request(values[i], kind, prompt, samplings) for i, prompt in enumerate(prompts)]
     for request in requests if prefix is not None else ():
         request.scored_after = str(prefix)
     counts = {(r.sampling.n, r.sampling.best_of) for r in requests}
@@ -269,20 +268,39 @@ _OF_ALL = set("text input_ids input_embeds image_data video_data audio_data".spl
 _OF_ALL |= {"resume", "score_choices"}
 
 
+class _Samplings:
+    """Sampling parameters over ``defaults``, and what of their schemas is not enforced. An object
+    that many prompts share is read once."""
+
+    def __init__(self, defaults: SamplingParams) -> None:
+        self._defaults = defaults
+        self._known: dict[int, tuple[SamplingParams, UnheldSchema | None]] = {}
+
+    def read(self, given: dict[str, Any] | None) -> tuple[SamplingParams, UnheldSchema | None]:
+        """``given`` lives as long as this object."""
+        found = self._known.get(id(given))
+        if found is None:
+            sampling = SamplingParams.from_dict(given or {}, self._defaults)
+            unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
+            found = self._known[id(given)] = sampling, unheld
+        return found
+
+
 def _request(
-    values: dict[str, Any], kind: str, prompt: Any, defaults: SamplingParams
+    values: dict[str, Any], kind: str, prompt: Any, samplings: _Samplings
 ) -> GenerateRequest:
     """The request of one prompt. ``values``: its fields."""
-    sampling = SamplingParams.from_dict(values.get("sampling_params") or {}, defaults)
+    sampling, unheld = samplings.read(values.get("sampling_params"))
     options = request_options(values.get)
     options["names"] |= {"max_tokens": "max_new_tokens", "prompt": kind, "text": kind}
     options["names"] |= {"top_logprobs": "top_logprobs_num"}
     request = GenerateRequest(
         sampling=sampling, rid=values.get("rid"), stream=bool(values.get("stream")), **options
     )
-    request.unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
+    request.unheld = unheld
     if values.get("return_logprob"):
         request.logprobs = _logprobs(values, sampling.max_new_tokens == 0)
+    request.routing_key = values.get("routing_key")
     request.requires_reasoning = bool(values.get("require_reasoning"))
     request.max_thinking_tokens = values.get("max_thinking_tokens")
     request.shows_prompt_ids = bool(values.get("return_prompt_token_ids"))

@@ -7,7 +7,7 @@
     w4a8-<group>  4 bit values with a whole multiple 1..15 for each group and a scale for each span
                   of 512 inputs; activations are quantized row by row and span by span. If a
                   checkpoint gives values and scales, a group is a span and has no multiple
-    fp4-<group>   4 bit floats (e2m1) of a checkpoint with a scale for each group of 16 or 32;
+    fp4-<group>   4 bit floats (e2m1) with a scale for each group of 16 or 32;
                   activations as in w4a8 with a checkpoint's scales
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
@@ -78,11 +78,19 @@ def quantize_4bit(weight_OI: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
 
 
 def quantize_fp4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Codes of e2m1 (uint8 [O, I]) and scales [O, G], the power of two below a group's largest
-    magnitude over 4 (OCP MX 1.0, 6.3); halves go to the even code, what is beyond 6 becomes 6."""
+    """Codes of e2m1 (uint8 [O, I]) and scales [O, G]; halves go to the even code, what is beyond 6
+    becomes 6. The scale of 32 inputs is the power of two below their largest magnitude over 4 (OCP
+    MX 1.0, 6.3), that of 16 the largest magnitude over 6 in the 4 significant bits of e4m3."""
     groups_OGK = weight_OI.float().view(weight_OI.shape[0], -1, group)
-    _, power = groups_OGK.abs().amax(-1, keepdim=True).frexp()  # largest = [0.5, 1) * 2^power
-    scale = torch.ldexp(torch.ones_like(power, dtype=torch.float32), (power - 3).clamp(min=-126))
+    largest = groups_OGK.abs().amax(-1, keepdim=True)
+    if group == FP4_GROUPS[0]:
+        share, power = (largest / FP4_NUMBERS[-1]).frexp()
+        scale = torch.ldexp((share * 16).round() / 16, power.clamp(min=-126))
+        scale = torch.where(largest > 0, scale, 1.0)
+    else:
+        _, power = largest.frexp()  # largest = [0.5, 1) * 2^power
+        one = torch.ones_like(power, dtype=torch.float32)
+        scale = torch.ldexp(one, (power - 3).clamp(min=-126))
     size = (groups_OGK / scale).abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     whole = ((size / step).round() * step).clamp(max=6)

@@ -68,6 +68,13 @@ def end_marker(name: str) -> str:
     return MARKERS[name].ends[0]
 
 
+def excluded_markers(name: str) -> tuple[str, ...]:
+    """Markers of tool calls, which strict reasoning does not contain; none of a format whose
+    reasoning goes on behind a call, or ends in several ways."""
+    markers = MARKERS[name]
+    return () if markers.resume or len(markers.ends) > 1 else markers.breaks
+
+
 def keep_special_tokens(name: str) -> bool:
     """Whether the parser needs text with special tokens (``skip_special_tokens=False``)."""
     return MARKERS[name].is_special

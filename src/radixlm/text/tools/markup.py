@@ -114,10 +114,10 @@ class MarkupParser:
         scanner.commit()
         yield from scanner.spaces()
         found = yield from scanner.accept(*literals)
-        rest = scanner.buffer[scanner.position :]
-        if not found and len(rest) >= min_part and scanner.is_ended:
-            found = next((s for s in literals if s.startswith(rest)), "")
-            scanner.take(len(rest) if found else 0)
+        num_left = len(scanner.buffer) - scanner.position
+        if not found and num_left >= min_part and scanner.is_ended:
+            found = next(filter(scanner.is_cut, literals), "")
+            scanner.take(num_left if found else 0)
         if found:
             scanner.commit()
         else:

@@ -115,9 +115,9 @@ class RawValue:
             return True
         num_spaces = len((yield from scanner.spaces()))
         found = yield from scanner.looking_at(*self.follow)
-        rest = scanner.buffer[scanner.position :]
+        is_cut = scanner.is_ended and any(map(scanner.is_cut, self.follow))
         scanner.position -= num_spaces
-        return bool(found) or any(scanner.is_ended and s.startswith(rest) for s in self.follow)
+        return bool(found) or is_cut
 
 
 def read_attribute(parser: MarkupParser, *names: str) -> Step[str]:

@@ -51,7 +51,7 @@ class Scanner:
         """All text read so far was emitted; it can no longer be rewound."""
         self.mark = self.position
         self.num_commits += 1
-        if self.mark > _TRIM_CHARS:
+        if self.mark > max(_TRIM_CHARS, len(self.buffer) // 2):  # copies each character once
             self.buffer = self.buffer[self.mark :]
             self.position = self.mark = 0
 
@@ -62,6 +62,11 @@ class Scanner:
     def is_exhausted(self) -> bool:
         """Whether all text so far is read."""
         return self.position >= len(self.buffer)
+
+    def is_cut(self, literal: str) -> bool:
+        """Whether all text that is not read is the beginning of ``literal``."""
+        num_left = len(self.buffer) - self.position
+        return num_left <= len(literal) and literal.startswith(self.buffer[self.position :])
 
     def take(self, num_chars: int) -> str:
         start = self.position
@@ -125,12 +130,8 @@ class Scanner:
     def expect(self, *literals: str) -> Step[str]:
         match = yield from self.accept(*literals)
         if not match:
-            rest = self.buffer[self.position :]
-            raise (
-                Truncated
-                if self.is_ended and any(s.startswith(rest) for s in literals)
-                else Malformed
-            )
+            is_cut = self.is_ended and any(map(self.is_cut, literals))
+            raise Truncated if is_cut else Malformed
         return match
 
     def until(self, literal: str, limit: int = 1 << 24) -> Step[str]:

@@ -252,7 +252,7 @@ async def open_session(request: Request) -> Response:
 
 @get_and_post("/close_session", CloseSession)
 async def close_session(request: Request) -> Response:
-    """Close a session."""
+    """Close a session; one that is not open is no error."""
     args = await read_args(request, CloseSession)
     state_of(request).sessions.close(args.session_id)
     return Response()

@@ -61,12 +61,14 @@ async def clear_storage(request: Request) -> Response:
 
 @router.get("/hicache/storage-backend")
 async def storage_backend(request: Request) -> Response:
-    """Figures of each tier."""
+    """The storage's kind, null if there is none, and figures of each tier."""
     data = await _ask(request, "stats")
     storages = [tier for tier in data["tiers"] if tier["name"] == "storage"]
     memory = state_of(request).config.memory
     policies = {name: getattr(memory, name) for name in _POLICIES}
-    return json_response({"is_attached": bool(storages), **policies, **data})
+    kind = storages[0].get("backend") if storages else None
+    told = {"is_attached": bool(storages), "hicache_storage_backend": kind}
+    return json_response({**told, **policies, **data})
 
 
 @router.put("/hicache/storage-backend", openapi_extra=documented(AttachStorage))

@@ -14,6 +14,7 @@ from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.anthropic import MessagesRequest, chat_of, make_message
 from radixlm.entrypoints.http.anthropic import complete as complete_message
 from radixlm.entrypoints.http.errors import body_of, error_body
+from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai.chat import answer_chat
 from radixlm.entrypoints.http.openai.completions import complete, make_call
 from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest, Generation
@@ -27,7 +28,8 @@ from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.routes import complete as complete_response
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.request_model import read
+from radixlm.entrypoints.request_model import M, read
+from radixlm.intake.call import current_call
 from radixlm.wire.unknown import collect_unknown
 
 log = logging.getLogger(__name__)
@@ -64,22 +66,22 @@ def read_line(data: bytes) -> Line:
 
 
 async def _chat(state: ServerState, data: bytes) -> Any:
-    return await answer_chat(state, _batched(state, read(ChatRequest, data)))
+    return await answer_chat(state, _batched(state, await _read(ChatRequest, data)))
 
 
 async def _completion(state: ServerState, data: bytes) -> Any:
-    body = _batched(state, read(CompletionRequest, data))
+    body = _batched(state, await _read(CompletionRequest, data))
     return await complete(await make_call(state, body))
 
 
 async def _message(state: ServerState, data: bytes) -> Any:
-    body = read(MessagesRequest, data)
-    chat = _batched(state, chat_of(body))
+    body = await _read(MessagesRequest, data)
+    chat = _batched(state, await off_loop_by_body(chat_of, body))
     return await complete_message(await make_message(state, body, chat))
 
 
 async def _response(state: ServerState, data: bytes) -> Any:
-    body = _batched(state, read(ResponsesRequest, data))
+    body = _batched(state, await _read(ResponsesRequest, data))
     if body.background:
         raise InvalidRequest("background: a batch answers in its own time", "background")
     responses = state.extra(Responses)
@@ -87,15 +89,21 @@ async def _response(state: ServerState, data: bytes) -> Any:
 
 
 async def _embedding(state: ServerState, data: bytes) -> Any:
-    return await answer_embeddings(state, read(EmbeddingRequest, data))
+    return await answer_embeddings(state, await _read(EmbeddingRequest, data))
 
 
 async def _score(state: ServerState, data: bytes) -> Any:
-    return await answer_score(state, read(ScoreRequest, data))
+    return await answer_score(state, await _read(ScoreRequest, data))
 
 
 async def _rerank(state: ServerState, data: bytes) -> Any:
-    return await answer_rerank(state, read(RerankRequest, data))
+    return await answer_rerank(state, await _read(RerankRequest, data))
+
+
+async def _read(model: type[M], data: bytes) -> M:
+    if (call := current_call()) is not None:
+        call.num_bytes = max(call.num_bytes, len(data))  # of the lines that run together
+    return await off_loop(len(data), read, model, data)
 
 
 def _batched(state: ServerState, body: Any) -> Any:

@@ -14,7 +14,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.errors import FinishError, json_answer, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
-from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, off_loop, off_loop_of
+from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, body_size, off_loop, off_loop_of
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.resume import take_resume
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -29,7 +29,7 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
-from radixlm.entrypoints.reasoning import apply_reasoning
+from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
@@ -53,11 +53,8 @@ async def generate(request: Request) -> Response:
 async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The response of /generate to a body."""
     state = state_of(request)
-    batch = await off_loop(_size(body), read_generate, body, state.defaults)
+    batch = await off_loop(max(_size(body), body_size()), _read, state, body)
     await take_resume(batch.resume)
-    for one in batch.requests:
-        apply_reasoning(one, state.reasoning_format)
-        apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"
     check_sequences(len(batch.requests), n, most, param)
@@ -72,6 +69,16 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
         return await stream_response(request, _events(state, batch, builder))
     answers = await cancel_on_disconnect(request, _collect(state, batch, builder))
     return await json_answer(answers if batch.is_list else answers[0])
+
+
+def _read(state: ServerState, body: dict[str, Any]) -> Batch:
+    batch = read_generate(body, state.defaults)
+    for one in batch.requests:
+        apply_reasoning(one, state.reasoning_format)
+        if state.config.serve.enable_strict_thinking:
+            make_strict(one, state.reasoning_format)
+        apply_role(state.config, one, is_native=True)
+    return batch
 
 
 def _size(body: dict[str, Any]) -> int:

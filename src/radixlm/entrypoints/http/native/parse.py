@@ -1,6 +1,6 @@
 """Parsing of texts: /parse_function_call and /separate_reasoning."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -8,7 +8,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.thread_pool import FairThreadPool
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.off_loop import SMALL_BYTES
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
@@ -25,7 +28,9 @@ _OF_MODEL = (None, "", "auto", "response_template")
 _TOOL_NAMES: Any = {"examples": [*tools.NAMES]}
 _REASONING_NAMES: Any = {"examples": [*reasoning.NAMES]}
 MAX_CHUNKS = 4096
+MAX_CHARS = 1 << 20
 ChunkChars = Annotated[int, Field(ge=1)]
+_pool = FairThreadPool("texts to parse", 2, (1,))
 
 
 class ParseFunctionCall(Body):
@@ -71,6 +76,19 @@ async def parse_function_call(request: Request) -> Response:
     body = await read_body(request, ParseFunctionCall, any_type=True)
     asked, of_model = body.tool_call_parser, state_of(request).tool_format
     name = _known("tool_call_parser", asked, of_model, tools.NAMES)
+    return json_response(await _in_thread(body.text, lambda: _calls(body, name)))
+
+
+async def _in_thread(text: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """``work`` on ``text``, in a thread unless it is short. InvalidRequest for a text too long."""
+    if len(text) > MAX_CHARS:
+        message = f"text has {len(text)} characters, at most {MAX_CHARS} are parsed"
+        raise InvalidRequest(message, "text")
+    return await run_in(_pool, work) if len(text) > SMALL_BYTES else work()
+
+
+def _calls(body: ParseFunctionCall, name: str) -> dict[str, Any]:
+    """The answer by the parser ``name``."""
     parser = tools.create(name, tool_specs(body.tools or []))
     chunks = _chunks(body.text, body.chunk_chars)
     parts = [*map(parser.feed, chunks), parser.finish()]
@@ -81,7 +99,7 @@ async def parse_function_call(request: Request) -> Response:
         pairs = zip([*chunks, ""], parts, strict=True)
         steps = [{"chunk": chunk} | _shown(part) for chunk, part in pairs]
         answer |= {"steps": steps, "tool_call_parser": name}
-    return json_response(answer)
+    return answer
 
 
 def _shown(part: ParsedText) -> dict[str, Any]:
@@ -95,10 +113,15 @@ async def separate_reasoning(request: Request) -> Response:
     body = await read_body(request, SeparateReasoning, any_type=True)
     asked, of_model = body.reasoning_parser, state_of(request).reasoning_format
     name = _known("reasoning_parser", asked, of_model, reasoning.NAMES)
+    return json_response(await _in_thread(body.text, lambda: _parts(body, name)))
+
+
+def _parts(body: SeparateReasoning, name: str) -> dict[str, Any]:
+    """The answer by the parser ``name``."""
     parser, chunks = reasoning.create(name), _chunks(body.text, body.chunk_chars)
     parts = [*map(parser.feed, chunks), parser.finish()]
     reasoning_text, text = ("".join(column) for column in zip(*parts, strict=True))
-    answer: dict[str, object] = {"reasoning_text": reasoning_text, "text": text}
+    answer: dict[str, Any] = {"reasoning_text": reasoning_text, "text": text}
     if body.chunk_chars is not None:
         pairs = zip([*chunks, ""], parts, strict=True)
         steps = [{"chunk": c, "reasoning_text": r, "text": t} for c, (r, t) in pairs]
@@ -106,4 +129,4 @@ async def separate_reasoning(request: Request) -> Response:
     if body.return_blocks:
         blocks = [{"type": "reasoning", "text": reasoning_text}, {"type": "text", "text": text}]
         answer["blocks"] = [block for block in blocks if block["text"]]
-    return json_response(answer)
+    return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from fastapi.responses import Response
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.middleware import request_id
-from radixlm.entrypoints.http.off_loop import off_loop_of
+from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body, off_loop_of
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import (
     CompletionLogprobs,
@@ -32,6 +33,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     request_of,
     sampling_of,
     truncated,
+    unheld_of_body,
 )
 from radixlm.entrypoints.http.openai.usage import extension, usage, wanted_usage
 from radixlm.entrypoints.http.openapi.document import documented
@@ -50,7 +52,9 @@ from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
 from radixlm.intake.stream_journal import draw_hex, draw_time
+from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams
+from radixlm.wire.sampling_params import SamplingParams
 from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["openai"])
@@ -110,17 +114,14 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     check_request(body)
     model = state.check_model(body.model)
     n, best_of = _counts(body)
-    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = sampling_of(body, state.defaults, limit)
-    sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
-    check_sampling(state, sampling, client_names(body))
+    sampling, unheld = await off_loop_by_body(_sampling, state, body, best_of)
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
     check_sequences(len(texts), best_of, state.intake.facts.max_sequences, "prompt")
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
         request = request_of(
-            state, body, sampling, _rid(body, index, len(texts)), index, len(texts)
+            state, body, sampling, unheld, _rid(body, index, len(texts)), index, len(texts)
         )
         request.input_ids = await _ids(state, body, prompt)
         request.logprobs = need
@@ -129,6 +130,16 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
         call.requests.append(request)
         call.echoes.append(_echo(state, body, prompt))
     return call
+
+
+def _sampling(
+    state: ServerState, body: CompletionRequest, best_of: int
+) -> tuple[SamplingParams, UnheldSchema | None]:
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = sampling_of(body, state.defaults, limit)
+    sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
+    check_sampling(state, sampling, client_names(body))
+    return sampling, unheld_of_body(body, sampling)
 
 
 def _rid(body: CompletionRequest, index: int, count: int) -> str | None:
@@ -172,7 +183,8 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     else:
         ids = prompt
         vocab = state.intake.facts.vocab
-        bad = next((i for i in ids if not 0 <= i < vocab), None)
+        await asyncio.sleep(0)  # a call may have thousands of prompts
+        bad = await off_loop(8 * len(ids), _not_in, vocab, ids)
         if bad is not None:
             raise InvalidRequest(
                 f"prompt: {bad} is not a token id; the vocabulary has {vocab}", "prompt"
@@ -180,6 +192,10 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     if not ids:
         raise InvalidRequest("prompt: at least one token is needed", "prompt")
     return truncated(body, ids, state.intake.facts.context_len)
+
+
+def _not_in(vocab: int, ids: list[int]) -> int | None:
+    return next((i for i in ids if not 0 <= i < vocab), None)
 
 
 def filled(state: ServerState, prompt: str, suffix: str | None) -> str:

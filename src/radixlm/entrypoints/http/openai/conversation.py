@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.off_loop import off_loop
+from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
@@ -28,15 +28,18 @@ from radixlm.entrypoints.http.openai.sampling import (
     request_of,
     sampling_of,
     truncated,
+    unheld_of_body,
 )
 from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of, with_options
+from radixlm.entrypoints.reasoning import make_strict
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.stream_journal import draws
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
+from radixlm.text.chat import ChatTemplate
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tokenizer import MAX_TOKEN_ID
 from radixlm.text.tools import registry as tools
@@ -130,21 +133,18 @@ class Answer:
 
 async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
     """Check a chat request and render its prompt. Errors name the field."""
-    check_request(body)
-    model = state.check_model(body.model)
-    check_messages(body.messages)
-    sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
+    model, sources, chosen, variables = await off_loop_by_body(_checked, state, body)
     if sources and state.media is not None:
         await state.media.ready()  # the prompt has its placeholders
-    chosen = _tools(state, body)
-    variables = template_variables(state, body)
-    prompt = await _render(state, body, chosen, variables)
+    prompt = await rendered(state, body, chosen, variables)
     name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
-    request = await _request(state, body, chosen, prompt, shown)
+    request = await off_loop_by_body(_request, state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
     request.prediction = await _prediction_ids(state, body.prediction)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
+    if state.config.serve.enable_strict_thinking:
+        make_strict(request, name)
     return ChatSession(
         state=state,
         body=body,
@@ -157,16 +157,32 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     )
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """InvalidRequest for a message without a known role or without content."""
+def _checked(
+    state: ServerState, body: ChatRequest
+) -> tuple[str, Sequence[MediaSource], Tools, dict[str, Any]]:
+    """The model, the media, the tools and the variables of the template."""
+    check_request(body)
+    model = state.check_model(body.model)
+    check_messages(body.messages, state.template)
+    sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
+    return model, sources, _tools(state, body), template_variables(state, body)
+
+
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None = None
+) -> None:
+    """InvalidRequest for a message without content, or without a role that is OpenAI's or that the
+    template names."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
         role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
+        if not isinstance(role, str) or not (
+            role in ROLES or (template is not None and template.names_role(role))
+        ):
             raise InvalidRequest(
-                f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, "
-                f"not {role!r:.80}",
+                f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, or one that "
+                f"the chat template names, not {role!r:.80}",
                 param=f"messages[{index}].role",
             )
         content = message.get("content")
@@ -196,6 +212,8 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     specs = tool_specs(listed)
     if choice is None:
         choice = "auto" if specs else "none"
+    if choice == "any":  # Mistral's word
+        choice = "required"
     if choice == "none":
         return Tools()
     if not specs and choice != "auto":
@@ -278,9 +296,10 @@ def _grammar_after(
 # ---- prompt and request --------------------------------------------------------------------
 
 
-async def _render(
+async def rendered(
     state: ServerState, body: ChatRequest, chosen: Tools, variables: Mapping[str, Any]
 ) -> str:
+    """The text of the prompt; of ``input_ids`` its end. InvalidRequest names the field."""
     if body.input_ids is not None:  # its end tells whether the answer begins in the reasoning
         tail = [i for i in body.input_ids[-_TAIL_IDS:] if 0 <= i <= MAX_TOKEN_ID]
         return state.require_tokenizer().decode(tail, skip_special_tokens=False)
@@ -307,7 +326,7 @@ async def _render(
     )
 
 
-async def _request(
+def _request(
     state: ServerState, body: ChatRequest, chosen: Tools, prompt: str, shown: str | None
 ) -> GenerateRequest:
     limit = body.max_completion_tokens
@@ -324,7 +343,7 @@ async def _request(
     rids = body.rid if isinstance(body.rid, list) else [body.rid]
     if len(rids) != 1:
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
-    request = request_of(state, body, sampling, rids[0])
+    request = request_of(state, body, sampling, unheld_of_body(body, sampling), rids[0])
     request.logprobs = _logprob_need(body, state.intake.facts.vocab)
     return request
 
@@ -407,15 +426,19 @@ async def collect(session: ChatSession) -> list[Answer]:
     (outputs,) = await generate.collect(session.state, [session.request])
     answers = []
     for output in outputs:
-        parser = session.parser()
-        parsed = parser.feed(output.text)
-        parsed.absorb(parser.finish())
-        reason = _reason(parser, output)
-        error = await off_loop(len(parsed.text), _schema_error, session, parsed, output)
-        if error:
-            note_warning(f"choice {output.index}: {error}")
-        answers.append(Answer(output.index, parsed, output, reason or "stop", error))
+        answer = await off_loop(len(output.text), _answer, session, output)
+        if answer.schema_error:
+            note_warning(f"choice {output.index}: {answer.schema_error}")
+        answers.append(answer)
     return answers
+
+
+def _answer(session: ChatSession, output: Output) -> Answer:
+    parser = session.parser()
+    parsed = parser.feed(output.text)
+    parsed.absorb(parser.finish())
+    reason, error = _reason(parser, output), _schema_error(session, parsed, output)
+    return Answer(output.index, parsed, output, reason or "stop", error)
 
 
 def _schema_error(session: ChatSession, parsed: ParsedDelta, output: Output) -> str:
@@ -452,5 +475,8 @@ async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
             if is_checked:
                 whole.setdefault(output.index, ParsedDelta()).absorb(parsed)
                 if output.finish is not None:
-                    error = _schema_error(session, whole[output.index], output)
+                    checked = whole[output.index]
+                    error = await off_loop(
+                        len(checked.text), _schema_error, session, checked, output
+                    )
             yield Delta(output.index, is_first, parsed, output, reason, error)

@@ -76,8 +76,10 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     kind = response_format.get("type")
     if kind == "text":
         return {}
-    if kind == "json_object":
-        return {"json_schema": _schema(response_format, "response_format")}
+    if kind in ("json_object", "json"):
+        # Hugging Face's clients send TGI's form, whose schema is "value"
+        name = "value" if "value" in response_format else "schema"
+        return {"json_schema": _schema(response_format, "response_format", name)}
     if kind == "json_schema":
         where = "response_format.json_schema"
         wrapper = _wrapper(response_format)
@@ -97,12 +99,12 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _schema(wrapper: Mapping[str, Any], where: str) -> Any:
-    schema = wrapper.get("schema")
+def _schema(wrapper: Mapping[str, Any], where: str, name: str = "schema") -> Any:
+    schema = wrapper.get(name)
     if schema is None:
         return ANY_JSON_OBJECT
     if not isinstance(schema, Mapping | bool):
-        raise InvalidRequest(f"{where}.schema must be an object", f"{where}.schema")
+        raise InvalidRequest(f"{where}.{name} must be an object", f"{where}.{name}")
     return dict(schema) if isinstance(schema, Mapping) else schema
 
 
@@ -130,26 +132,33 @@ def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
     return wrapper is not None and wrapper.get("strict") is True
 
 
+def unheld_of_body(body: Generation, sampling: SamplingParams) -> UnheldSchema | None:
+    """What of the schema is not enforced; InvalidRequest if it is to be strict."""
+    is_given = (body.response_format or {}).get("type") == "json_schema"
+    where = "response_format.json_schema.schema" if is_given else "json_schema"
+    unheld = unheld_of(sampling.json_schema, where)
+    if _is_strict(body.response_format):
+        refuse_unheld(unheld)
+    return unheld
+
+
 def request_of(
     state: ServerState,
     body: Generation,
     sampling: SamplingParams,
+    unheld: UnheldSchema | None,
     rid: str | None,
     index: int = 0,
     count: int = 1,
 ) -> GenerateRequest:
     """A request for intake, of prompt ``index`` of ``count``, without prompt and
-    log-probabilities."""
+    log-probabilities. ``unheld``: ``unheld_of_body``."""
     options = request_options(lambda name: getattr(body, name), index, count)
     options["names"] |= client_names(body)
     options["adapter"] = state.adapter_of(body.model, options["adapter"])
     grammar = grammar_of(sampling)
-    is_given = (body.response_format or {}).get("type") == "json_schema"
-    where = "response_format.json_schema.schema" if is_given else "json_schema"
-    unheld = unheld_of(sampling.json_schema, where)
     if grammar is not None and _is_strict(body.response_format):
         grammar = msgspec.structs.replace(grammar, is_strict=True)
-        refuse_unheld(unheld)
     request = GenerateRequest(
         sampling=sampling,
         grammar=grammar,

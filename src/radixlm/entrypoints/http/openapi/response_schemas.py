@@ -298,6 +298,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/api/tags": {JSON: OLLAMA_MODELS},
     "/api/ps": {JSON: OLLAMA_MODELS},
     "/api/show": {JSON: _object(template=STR, details=DICT, model_info=DICT)},
+    "/api/pull": {JSON: _object(status=STR), NDJSON: STR},
     "/api/version": {JSON: _object(version=STR)},
     "/api/embed": {JSON: _object(model=STR, embeddings=_list(VECTOR))},
     "/api/embeddings": {JSON: _object(embedding=VECTOR)},

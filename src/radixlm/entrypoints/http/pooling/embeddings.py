@@ -14,6 +14,7 @@ from radixlm.arch.media.spec import Modality
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.conversation import Conversation, check_input, prompt_of
 from radixlm.entrypoints.http.pooling.packed import ByteOrder, NumberFormat, packed
 from radixlm.entrypoints.http.pooling.pool import (
     Limit,
@@ -55,7 +56,7 @@ class TextInput(Body):
     video: str | None = None
 
 
-class Pooled(Body):
+class Pooled(Conversation):
     """What the routes have in common. ``truncate_prompt_tokens``: as in vLLM."""
 
     model: str | None = None
@@ -68,9 +69,10 @@ class Pooled(Body):
 
 @with_fields("embeddings")
 class EmbeddingRequest(Pooled):
-    """POST /v1/embeddings. ``embed_dtype`` and ``endianness`` of vLLM: the numbers of base64."""
+    """POST /v1/embeddings: of ``input``, or of vLLM's ``messages``, a conversation. ``embed_dtype``
+    and ``endianness`` of vLLM: the numbers of base64."""
 
-    input: str | Ints | Strings | list[Ints] | list[TextInput]
+    input: str | Ints | Strings | list[Ints] | list[TextInput] | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
@@ -87,9 +89,10 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class ClassifyRequest(Pooled):
-    """POST /v1/classify. With ``use_activation`` false ``probs`` has the scores as they are."""
+    """POST /v1/classify: ``input``, or a conversation. With ``use_activation`` false ``probs`` has
+    the scores as they are."""
 
-    input: str | Ints | Strings | list[Ints]
+    input: str | Ints | Strings | list[Ints] | None = None
     use_activation: bool | None = None
 
 
@@ -134,6 +137,9 @@ async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str,
     gives = "classify" if pool_of(state).gives == "scores" else "embed"
     if body.task is not None and (body.task == "embed") != (gives == "embed"):
         raise InvalidRequest(f"task: this model does {gives}", "task")
+    if gives == "embed" and body.use_activation is False and pool_of(state).after == "unit":
+        message = "use_activation: this model's vectors are normalized, others are not kept"
+        raise InvalidRequest(message, "use_activation")
     activates = gives == "classify" and body.use_activation is not False
     answer = await answer_embeddings(state, body, activates)
     data = [{"object": "pooling", "index": one["index"], "data": one["embedding"]}
@@ -147,13 +153,8 @@ async def answer_embeddings(
     """The whole answer. ``activates``: scores as probabilities."""
     reject_unsupported(body)
     model = state.check_model(body.model)
-    inputs: list[Any] = list(as_prompts(body.input, "input"))
-    prompts = [
-        _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
-        for i, one in enumerate(inputs)
-    ]
     data = []
-    results = await _pool(state, body, prompts, body.prompt_name)
+    results = await _pool(state, body, body.input, body.prompt_name)
     for index, one in enumerate(results):
         vector: Any = probabilities(state, one.vector) if activates else one.vector
         vector = truncate(state, vector, body.dimensions)
@@ -171,11 +172,25 @@ async def answer_embeddings(
 
 
 async def _pool(
-    state: ServerState, body: Pooled, prompts: list[Prompt], prompt_name: str | None = None
+    state: ServerState, body: Pooled, value: Any, prompt_name: str | None = None
 ) -> list[PoolingResult]:
+    """What comes of ``value``, the field ``input``, or of ``messages``."""
+    check_input(body, value)
     adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority
     limit = body.truncate_prompt_tokens
-    return await pool(state, prompts, "input", body.rid, priority, prompt_name, adapter, limit)
+    if value is None:
+        pool_of(state)  # before the template is asked for
+        param, prompts = "messages", [await prompt_of(state, body, limit is not None)]
+    else:
+        param, inputs = "input", list[Any](as_prompts(value, "input"))
+        prompts = [
+            _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
+            for i, one in enumerate(inputs)
+        ]
+    adds = body.add_special_tokens is not False
+    return await pool(
+        state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds
+    )
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
@@ -197,7 +212,7 @@ async def classify_v1(request: Request) -> Response:
     state = state_of(request)
     model = state.check_model(body.model)
     require_score_head(state)
-    work = _pool(state, body, as_prompts(body.input, "input"))
+    work = _pool(state, body, body.input)
     results = await cancel_on_disconnect(request, work)
     return json_response(
         {
@@ -224,7 +239,7 @@ def _class(state: ServerState, index: int, scores: list[float], activates: bool)
 
 def _native(path: str, has_scores: bool) -> None:
     async def answer(request: Request) -> Response:
-        if has_scores and "input" in await read_json(request):
+        if has_scores and not {"input", "messages"}.isdisjoint(await read_json(request)):
             return await classify_v1(request)
         body = await read_body(request, EncodeRequest, any_type=True)
         state = state_of(request)
@@ -232,7 +247,7 @@ def _native(path: str, has_scores: bool) -> None:
             require_score_head(state)
         return json_response(await cancel_on_disconnect(request, answer_encode(state, body)))
 
-    scores = "Scores of prompts; with `input` in the form of vLLM, as of /v1/classify."
+    scores = "Scores of prompts; `input` or `messages` in the form of vLLM, as of /v1/classify."
     answer.__doc__ = scores if has_scores else "Vectors of prompts."
     for method in ("POST", "PUT"):
         router.add_api_route(

@@ -38,11 +38,13 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class MultimodalPrompt:
     """Media with an optional text. ``is_rendered``: the text is a prompt with placeholders; else
-    text and media are a user message for the chat template."""
+    text and media are a user message for the chat template. ``adds_special_tokens``: to a rendered
+    one."""
 
     text: str | None
     sources: tuple[MediaSource, ...]
     is_rendered: bool = False
+    adds_special_tokens: bool = True
 
 
 Prompt = str | list[int] | Pair | MultimodalPrompt
@@ -107,22 +109,21 @@ async def pool(
     adapter: str | list[str | None] | None = None,
     limit: int | None = None,
     with_hidden: bool = False,
+    adds_special_tokens: bool = True,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
     model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
     ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes.
-    ``with_hidden``: return pooled hidden states too."""
+    ``with_hidden``: return pooled hidden states too. ``adds_special_tokens``: to texts."""
     kinds = pool_of(state).pooling.split("+")
     if with_hidden and not _PER_TOKEN.isdisjoint(kinds):
         message = "return_pooled_hidden_states: this model scores tokens, it pools no hidden state"
         raise InvalidRequest(message, "return_pooled_hidden_states")
     is_whole = kinds != ["last"]
-    if isinstance(rid, list) and len(rid) != len(prompts):
-        raise InvalidRequest(f"rid has {len(rid)} entries for {len(prompts)} inputs", "rid")
-    adapters = adapter if isinstance(adapter, list) else [adapter] * len(prompts)
-    if len(adapters) != len(prompts):
-        message = f"lora_path has {len(adapters)} entries for {len(prompts)} inputs"
-        raise InvalidRequest(message, "lora_path")
+    rids = _of_each(rid, len(prompts), "rid")
+    if isinstance(rid, str) and len(prompts) > 1:
+        rids = [f"{rid}_{index}" for index in range(len(prompts))]
+    adapters = _of_each(adapter, len(prompts), "lora_path")
     prefix = prompt_text(state.info.sentence, prompt_name)
     requests = []
     for index, prompt in enumerate(prompts):
@@ -130,19 +131,20 @@ async def pool(
         ids: list[int] | None = None
         read, first_len = None, 0
         if isinstance(prompt, MultimodalPrompt):
+            if limit not in (None, -1):
+                raise InvalidRequest(f"{where}: a prompt with media is not truncated", where)
             read = await _media_prompt(state, prompt, where)
         else:
-            ids, first_len = await _ids(state, prompt, where, param, prefix, limit)
-        name = rid[index] if isinstance(rid, list) else rid
-        if name is not None and not isinstance(rid, list) and len(prompts) > 1:
-            name = f"{name}_{index}"
+            ids, first_len = await _ids(
+                state, prompt, where, param, prefix, limit, adds_special_tokens
+            )
         requests.append(
             GenerateRequest(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
                 prompt=read,
                 pooling=PoolingParams(first_len, is_whole, with_hidden),
-                rid=name,
+                rid=rids[index],
                 priority=priority,
                 fair_key=fair_share_key(),
                 adapter=adapters[index] or None,
@@ -151,6 +153,14 @@ async def pool(
     results = await generate.collect(state, requests)
     num_hidden = state.intake.facts.embed_dim * len(kinds) if with_hidden else 0
     return [_pooled(outputs[0], num_hidden) for outputs in results]
+
+
+def _of_each(value: str | Sequence[str | None] | None, count: int, param: str) -> list[str | None]:
+    """The value of each prompt; InvalidRequest for a list of another length."""
+    values = [value] * count if value is None or isinstance(value, str) else list(value)
+    if len(values) != count:
+        raise InvalidRequest(f"{param} has {len(values)} entries for {count} inputs", param)
+    return values
 
 
 def _pooled(output: Output, num_hidden: int) -> PoolingResult:
@@ -176,7 +186,7 @@ async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str
             raise InvalidRequest(f"{where}: a vector is of a text or of one image", where)
         return await reader.vector(sources[0])
     if prompt.is_rendered:
-        return await reader.prompt(text or "", sources, True)
+        return await reader.prompt(text or "", sources, prompt.adds_special_tokens)
     await reader.ready()
     parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]
     if text:
@@ -203,6 +213,7 @@ async def _ids(
     param: str,
     prefix: str,
     limit: int | None,
+    adds_special_tokens: bool,
 ) -> tuple[list[int], int]:
     """(token ids, how many of them are of the first text of a pair). They are checked, and
     truncated to ``limit`` or, with --allow-auto-truncate, to the context."""
@@ -211,7 +222,7 @@ async def _ids(
         ids, first_len = await _pair_ids(state, prompt, param)
     elif isinstance(prompt, str):
         text = _prepared(state, prefix + prompt)
-        ids = await encode(state, text, param, truncates=limit is not None)
+        ids = await encode(state, text, param, adds_special_tokens, truncates=limit is not None)
     else:
         ids = prompt
     facts = state.intake.facts

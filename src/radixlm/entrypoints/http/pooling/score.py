@@ -17,6 +17,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     Limit,
     Pair,
+    Prompt,
     activated,
     has_scores,
     pool,
@@ -42,9 +43,10 @@ router = APIRouter(tags=["pooled"])
 @with_fields("score")
 class ScoreRequest(Body):
     """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
-    a model with a score head they are its scores of the pair, and ``label_token_ids`` may choose
-    some of its labels by their number. With ``text_1`` and ``text_2``, or vLLM's other names of
-    both sides of pairs, the answer is vLLM's: the score of each pair, as of /rerank."""
+    a model with a score head they are its scores of query + item (a cross-encoder reads both texts
+    as a pair), and ``label_token_ids`` may choose some of its labels by their number. With
+    ``text_1`` and ``text_2``, or vLLM's other names of both sides of pairs, the answer is vLLM's:
+    the score of each pair, as of /rerank."""
 
     query: str | Ints | None = None
     items: str | Strings | list[Ints] | None = None
@@ -72,6 +74,7 @@ _PAIRS = (
     ("queries", "documents"),
     ("queries", "items"),
 )
+_MIXED = "query and items must both be texts, or both token ids"
 
 
 @router.post("/score", openapi_extra=documented(ScoreRequest))
@@ -146,13 +149,13 @@ async def _of_pairs(
 async def _of_head(
     state: ServerState, body: ScoreRequest, items: list[Any]
 ) -> tuple[list[list[float]], dict[str, int], list[list[float] | None] | None]:
-    """The scores of the score head for pairs of query and item, and what it got."""
-    query = body.query
-    if not isinstance(query, str) or not all(isinstance(item, str) for item in items):
-        raise InvalidRequest("items: a score head reads pairs of texts, not token ids", "items")
-    pairs = [Pair(item, query) if body.item_first else Pair(query, item) for item in items]
+    """The scores of the score head for query and item, and what it got."""
+    if state.info.decoder.encoder is not None and isinstance(body.query, str):
+        prompts: list[Prompt] = [_pair(body, item) for item in items]
+    else:
+        prompts = [await _prompt(state, body, item) for item in items]
     with_hidden = body.return_pooled_hidden_states
-    results = await pool(state, pairs, "items", with_hidden=with_hidden)
+    results = await pool(state, prompts, "items", with_hidden=with_hidden)
     rows = []
     for one in results:
         scores = [value / body.temperature for value in one.vector]
@@ -200,20 +203,28 @@ async def _of_tokens(
 
 
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:
+    """Token ids of query and item, one after the other."""
     query = body.query
     if isinstance(query, str) and isinstance(item, str):
         text = item + query if body.item_first else query + item
         ids = await encode(state, text, "items")
     elif isinstance(query, list) and isinstance(item, list):
         ids = item + query if body.item_first else query + item
-        vocab = state.intake.facts.vocab
-        if any(not 0 <= i < vocab for i in ids):
-            raise InvalidRequest(f"items: token ids must be in [0, {vocab})", "items")
     else:
-        raise InvalidRequest("query and items must both be texts, or both token ids", "items")
+        raise InvalidRequest(_MIXED, "items")
+    vocab = state.intake.facts.vocab
+    if any(not 0 <= i < vocab for i in ids):
+        raise InvalidRequest(f"items: token ids must be in [0, {vocab})", "items")
     if not ids:
         raise InvalidRequest("items: query and item are both empty", "items")
     return ids
+
+
+def _pair(body: ScoreRequest, item: str | list[int]) -> Pair:
+    """Query and item for a cross-encoder, whose tokenizer joins them."""
+    if not isinstance(body.query, str) or not isinstance(item, str):
+        raise InvalidRequest(_MIXED, "items")
+    return Pair(item, body.query) if body.item_first else Pair(body.query, item)
 
 
 def _scores(body: ScoreRequest, output: Output) -> list[float]:

@@ -87,23 +87,26 @@ def _client_tool(tool: Mapping[str, Any], where: str, namespace: str | None) -> 
 
 
 def _custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A custom tool as a function of one text."""
+    """A custom tool as a function of one text, which a regular expression constrains."""
     format_ = tool.get("format") or {}
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(f"{where}.name is required", f"{where}.name")
     if not isinstance(format_, Mapping):
         raise InvalidRequest(f"{where}.format must be an object", f"{where}.format")
     described = str(tool.get("description") or "")
+    text, is_held = {"type": "string"}, False
     if format_.get("type") == "grammar":
         syntax, definition = format_.get("syntax"), format_.get("definition")
         described += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
+        is_held = syntax == "regex"
+        text |= {"pattern": f"^(?:{definition})$"} if is_held else {}
     parameters = {
         "type": "object",
-        "properties": {_INPUT: {"type": "string"}},
+        "properties": {_INPUT: text},
         "required": [_INPUT],
         "additionalProperties": False,
     }
-    return {"description": described.strip(), "parameters": parameters}
+    return {"description": described.strip(), "parameters": parameters, "strict": is_held}
 
 
 def model_name(name: str, namespace: str | None) -> str:

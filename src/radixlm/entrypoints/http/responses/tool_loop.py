@@ -3,12 +3,13 @@ results and answers again."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.entrypoints.disaggregation import pair_fields
+from radixlm.entrypoints.http.off_loop import off_loop_by_body
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.responses.client_tools import additional_tools
@@ -78,7 +79,7 @@ async def make_run(
         body = body.model_copy(update={"tools": [*(body.tools or ()), *added]})
     assert body.input is not None
     messages = list(before.messages) if before else []
-    messages += messages_of(body.input)
+    messages += await off_loop_by_body(messages_of, body.input)
     toolbox = await Toolbox.open(servers, body.tools or ())
     try:
         session = await _session(state, body, messages, toolbox.functions)
@@ -97,17 +98,31 @@ async def _session(
     may_call: bool = True,
 ) -> ChatSession:
     """The chat session on ``messages``; ``truncation: auto`` drops the oldest until they fit."""
-    context = state.intake.facts.context_len
-    start = 0
-    while True:
-        chat = chat_of(body, _with_instructions(body, messages[start:]), remote, may_call)
-        session = await make_chat_session(state, chat)
-        length = len(session.request.input_ids or ()) + (body.max_output_tokens or 1)
-        if body.truncation != "auto" or length <= context or start + 1 >= len(messages):
-            return session
-        start += 1
-        while start + 1 < len(messages) and messages[start]["role"] == "tool":
-            start += 1  # a result without its call
+
+    async def made(start: int) -> ChatSession:
+        kept = _with_instructions(body, messages[start:])
+        chat = await off_loop_by_body(chat_of, body, kept, remote, may_call)
+        return await make_chat_session(state, chat)
+
+    starts = _starts(messages) if body.truncation == "auto" else [0]
+    fitting: dict[int, ChatSession] = {}
+    context, at, last = state.intake.facts.context_len, 0, len(starts) - 1
+    first = 0  # what fits begins in starts[first : last + 1]; all messages are tried first
+    while first < last:
+        with suppress(PromptTooLong):
+            session = await made(starts[at])
+            length = len(session.request.input_ids or ()) + (body.max_output_tokens or 1)
+            if length <= context:
+                fitting[at], last = session, at
+        first = first if at in fitting else at + 1
+        at = (first + last) // 2
+    return fitting.get(first) or await made(starts[first])
+
+
+def _starts(messages: list[dict[str, Any]]) -> list[int]:
+    """Where a conversation may begin: not with a result without its call."""
+    last = len(messages) - 1
+    return [i for i, one in enumerate(messages) if i in (0, last) or one["role"] != "tool"]
 
 
 def _with_instructions(

@@ -24,8 +24,8 @@ _SAMPLING = fields_of("speech", SAMPLING_FIELDS)
 
 @dataclass(slots=True)
 class Form:
-    """``language``: an ISO code. ``sampling``: fields of SamplingParams. ``into_english``:
-    translate the transcript to English."""
+    """``language``: an ISO code, of the speech. ``sampling``: fields of SamplingParams.
+    ``into_english``: translate the transcript to English."""
 
     data: bytes
     model: str | None = None
@@ -90,9 +90,14 @@ def _model(form: Form, value: str) -> None:
 
 
 def _language(form: Form, value: str) -> None:
-    if form.into_english and value:
-        raise InvalidRequest("language: a translation finds it out by itself", "language")
     form.language = code_of(value) if value.strip() else None
+
+
+def _to_language(form: Form, value: str) -> None:
+    if value and not form.into_english:
+        raise InvalidRequest("to_language: is of /v1/audio/translations", "to_language")
+    if value.strip().lower() not in ("", "en", "english"):
+        raise InvalidRequest("to_language: translations are into English", "to_language")
 
 
 def _prompt(form: Form, value: str) -> None:
@@ -137,6 +142,7 @@ def _include(form: Form, value: str) -> None:
 _TAKEN: dict[str, Callable[[Form, str], None]] = {
     "model": _model,
     "language": _language,
+    "to_language": _to_language,
     "prompt": _prompt,
     "response_format": _format,
     "stream": _stream,

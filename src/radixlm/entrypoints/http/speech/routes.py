@@ -74,7 +74,7 @@ class Call:
         )
 
 
-def _documented(*left_out: str) -> dict[str, Any]:
+def _documented() -> dict[str, Any]:
     text, flag, number = {"type": "string"}, {"type": "boolean"}, {"type": "number"}
     fields: dict[str, Any] = {
         "file": {"type": "string", "format": "binary"},
@@ -87,8 +87,7 @@ def _documented(*left_out: str) -> dict[str, Any]:
         "include[]": {"type": "array", "items": {"enum": ["logprobs"]}},
         "stream": flag,
     }
-    shown = {name: kind for name, kind in fields.items() if name not in left_out}
-    schema = {"type": "object", "required": ["file"], "properties": shown}
+    schema = {"type": "object", "required": ["file"], "properties": fields}
     content = {"multipart/form-data": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -99,7 +98,7 @@ async def transcriptions(request: Request) -> Response:
     return await _answer(request, into_english=False)
 
 
-@router.post("/v1/audio/translations", openapi_extra=_documented("language"))
+@router.post("/v1/audio/translations", openapi_extra=_documented())
 async def translations(request: Request) -> Response:
     """The transcript of an audio file, translated to English."""
     return await _answer(request, into_english=True)

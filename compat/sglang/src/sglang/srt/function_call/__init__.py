@@ -1,0 +1,1 @@
+"""``sglang.srt.function_call``: the part that programs use."""

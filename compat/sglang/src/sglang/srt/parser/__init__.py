@@ -1,0 +1,1 @@
+"""``sglang.srt.parser``: the part that programs use."""

@@ -1,0 +1,33 @@
+"""``ReasoningParser``, over the parsers of RadixLM."""
+
+from __future__ import annotations
+
+from radixlm.text.reasoning import registry
+from radixlm.text.reasoning.base import split_all
+
+
+class ReasoningParser:
+    """Splits what a model wrote into reasoning and text. ``model_type``: a value of
+    ``--reasoning-parser``; ConfigError lists them."""
+
+    def __init__(
+        self,
+        model_type: str,
+        stream_reasoning: bool = True,
+        force_reasoning: bool | None = None,
+    ) -> None:
+        self._name, self._inside, self._streams = model_type, force_reasoning, stream_reasoning
+        self._parser = self._new()
+
+    def _new(self) -> registry.ReasoningParser:
+        return registry.create(
+            self._name, starts_inside=self._inside, stream_reasoning=self._streams
+        )
+
+    def parse_non_stream(self, full_text: str) -> tuple[str, str]:
+        """(reasoning, text) of a whole message."""
+        return split_all(self._new(), full_text)
+
+    def parse_stream_chunk(self, chunk_text: str) -> tuple[str, str]:
+        """(reasoning, text) that the next chunk adds."""
+        return self._parser.feed(chunk_text)
