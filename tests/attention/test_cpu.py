@@ -63,7 +63,7 @@ def test_eight_bit_caches_agree_with_the_reference_backend(name: str, dtype: tor
 
 def test_first_tokens_take_no_huge_pages() -> None:
     page_bytes = PLAIN.kv_heads * 16 * PLAIN.head_dim * 4
-    pool = CpuPool(PLAIN, (8 << 20) // page_bytes, 16, torch.float32)
+    pool = CpuPool(PLAIN, (32 << 20) // page_bytes, 16, torch.float32)
     for layer in range(len(PLAIN.layers)):
         rows = torch.ones(16, PLAIN.kv_heads, PLAIN.head_dim)
         pool.write(layer, [0], rows, rows[:, :, : PLAIN.v_dim])

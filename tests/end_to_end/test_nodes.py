@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from radixlm import Engine
 from radixlm.weights_client import update_weights_from_tensor
 from tests.end_to_end.server import RunningServer
+from tests.fakes.network import network
 from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -59,7 +60,8 @@ def wanted() -> list[Any]:
 
 
 def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True)
+    with network(changes=True):
+        subprocess.run(["ip", *args], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,7 @@ def link() -> Iterator[str]:
         pytest.skip("namespaces are not allowed here")
     try:
         ip("addr", "add", f"{HOSTS[0]}/24", "dev", mine)
+        ip("link", "set", mine, "addrgenmode", "none")  # else an address of IPv6 comes later
         ip("link", "set", mine, "up")
         ip("-n", NAME, "link", "set", "lo", "up")
         for command in (f"addr add {HOSTS[1]}/24 dev {theirs}", f"link set {theirs} up"):
@@ -189,10 +192,10 @@ async def test_streams_outlive_a_link_that_is_cut(
 ) -> None:
     answers = await running(cluster.server)
     (rank,) = cluster.node.ranks()
-    ip("link", "set", link, "down")
+    await asyncio.to_thread(ip, "link", "set", link, "down")
     # neither end serves alone
     assert not psutil.wait_procs([rank], 60)[1] and not answers.done()
-    ip("link", "set", link, "up")
+    await asyncio.to_thread(ip, "link", "set", link, "up")
     assert await answers == wanted
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.end_to_end.server import RunningServer
 from tests.fakes.http_server import listening, scripted_server
+from tests.fakes.network import network
 
 
 def __getattr__(name: str) -> Any:
@@ -125,7 +126,8 @@ def new_page(browser: Any, server: RunningServer) -> Iterator[NewPage]:
         opened.append((context, watched))
         return page
 
-    yield open_page
+    with network(changes=False):
+        yield open_page
     problems: list[str] = []
     for context, watched in opened:
         for page in context.pages:
