@@ -327,10 +327,10 @@ def test_rules_that_double_are_refused_before_they_are_put_into_each_other(kind:
 @pytest.mark.parametrize(
     ("lark", "size"),
     [
-        ("start: A\nA: B B // A B\nB[lazy]: /x\\/[A]/ | \"A B\"\n  | C", 6),
+        ('start: A\nA: B B // A B\nB[lazy]: /x\\/[A]/ | "A B"\n  | C', 6),
         ("start: A A A\nA: A", 0),
-        ("start: x x\nx: x \"a\"", 0),
-        ("?start: A\nA.2: B{3} B\nrest[stop=\"\"]: A A A", 2),
+        ('start: x x\nx: x "a"', 0),
+        ('?start: A\nA.2: B{3} B\nrest[stop=""]: A A A', 2),
     ],
 )
 def test_the_size_of_the_largest_terminal(lark: str, size: int) -> None:

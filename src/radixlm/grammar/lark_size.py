@@ -6,7 +6,8 @@ from graphlib import CycleError, TopologicalSorter
 MAX_SIZE = 1 << 18  # of one terminal: a quarter of a second of llguidance's compiler
 _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*) | (?P<literal>"(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/)
-    | ^[?!]?(?P<defined>[A-Za-z_]\w*)(?:\.\d+|\[[^\]\n]*\]|\{[^}\n]*\})*[ \t]*: | (?P<used>[A-Za-z_]\w*)""",
+    | ^[?!]?(?P<defined>[A-Za-z_]\w*)(?:\.\d+|\[[^\]\n]*\]|\{[^}\n]*\})*[ \t]*:
+    | (?P<used>[A-Za-z_]\w*)""",
     re.VERBOSE | re.MULTILINE | re.ASCII,
 )
 
