@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.call import Call, check_sequences
+from radixlm.intake.call import STARTS_PER_TURN, Call, check_sequences, paced
 
 
 async def _settled(turns: int = 50) -> None:
@@ -55,6 +55,25 @@ async def test_waiting_requests_go_one_a_turn_of_the_loop() -> None:
         counts.append(len(started))
     assert max(b - a for a, b in itertools.pairwise(counts)) <= 1
     await asyncio.gather(*tasks)
+
+
+async def test_many_requests_of_a_call_begin_over_many_turns_of_the_loop() -> None:
+    call, started = Call(), []
+
+    async def one(index: int) -> None:
+        async with call.turn(1, 128):
+            started.append(index)
+
+    async def start() -> None:
+        made = (asyncio.create_task(one(index)) for index in range(500))
+        await asyncio.gather(*[task async for task in paced(made)])
+
+    starting, counts = asyncio.create_task(start()), [0]
+    while not starting.done():
+        await asyncio.sleep(0)
+        counts.append(len(started))
+    assert started == list(range(500))
+    assert max(b - a for a, b in itertools.pairwise(counts)) <= STARTS_PER_TURN + 1
 
 
 async def test_who_leaves_while_it_waits_takes_no_turn() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, TooManyRequests
+from radixlm.intake.identity import Identity, set_identity
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.sessions import Sessions
 from radixlm.wire.replies import Finish
@@ -96,6 +98,46 @@ def test_the_capacity_counts_every_token_once(streaming: bool) -> None:
     with pytest.raises(InvalidRequest, match="holds 900 tokens; 101 more exceed"):
         talk.ask("over", [1] * 101, rid=rid)
     assert len(talk.ask("fits", [1] * 100, rid=rid)) == 1000
+
+
+def test_all_sessions_together_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Idle ones go, the oldest first; those that run stay."""
+    monkeypatch.setattr("radixlm.intake.sessions.MAX_TOKENS", 100)
+    talk = Talk()
+    for name in ("runs", "old", "new"):
+        talk.sessions.open(0, name)
+        talk.ask(name, [1] * 20, id=name)
+        if name != "runs":
+            talk.end(name, [2] * 10)
+    with pytest.raises(TooManyRequests, match="may hold 100 tokens; these are 1 too many"):
+        talk.ask("a", [1] * 81)
+    assert talk.ask("a", [1] * 20) and not caplog.records
+    assert len(talk.ask("b", [1] * 10, id="new", rid="new")) == 40
+    assert [one.getMessage() for one in caplog.records] == [
+        "forgot 1 idle sessions: all may hold 100 tokens"
+    ]
+    with pytest.raises(InvalidRequest, match="no session 'old'"):
+        talk.ask("c", [1], id="old", rid="old")
+
+
+def test_who_holds_most_loses_sessions_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.intake.sessions.MAX_TOKENS", 100)
+    talk = Talk()
+    for name, count in (("ann", 20), ("bob", 30), ("bob again", 30)):
+        copy_context().run(_fill, talk, name, count)
+    talk.ask("a", [1] * 40)
+    with pytest.raises(InvalidRequest, match="no session 'bob'"):
+        talk.ask("b", [1], id="bob", rid="bob")
+    assert talk.ask("c", [1], id="ann", rid="ann") and talk.ask("d", [1], id="bob again")
+
+
+def _fill(talk: Talk, name: str, count: int) -> None:
+    set_identity(Identity(name.split()[0]))
+    talk.sessions.open(0, name)
+    talk.ask(name, [1] * count, id=name)
+    talk.end(name, [])
 
 
 def test_a_request_that_is_refused_changes_nothing() -> None:

@@ -161,14 +161,16 @@ async def test_it_does_not_matter_how_requests_are_cut_into_packets() -> None:
     assert num_calls > 100
 
 
-async def test_large_bodies_have_a_limit_together() -> None:
+@pytest.mark.parametrize("offer", [b"", b"Upgrade: h2c\r\nConnection: Upgrade\r\n"])
+async def test_large_bodies_have_a_limit_together(offer: bytes) -> None:
     async def serve(call: Call, client: ClientStream) -> None:
         client.answer(json_answer({"n": len(call.body)}))
 
     server = HttpServer(serve, Limits(max_held_bytes=5 << 20))
     pipes = [Pipe() for _ in range(3)]
     connections = [server.make() for _ in pipes]
-    head, half = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2097152\r\n\r\n", b"x" * (1 << 20)
+    head = b"POST /x HTTP/1.1\r\nHost: a\r\n" + offer + b"Content-Length: 2097152\r\n\r\n"
+    half = b"x" * (1 << 20)
     for connection, pipe in zip(connections, pipes, strict=True):
         connection.connection_made(pipe)  # type: ignore[arg-type]
         connection.data_received(head + half + half[1:])

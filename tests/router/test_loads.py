@@ -27,6 +27,8 @@ RANKS = [
         (RANKS, 0, Load(7, 0.5, 10.0)),
         ([{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1}], None, Load()),
         ([{"token_usage": 3.0, "gen_throughput": "?"}], None, Load(0, 1.0, 0.0)),
+        ([{"num_waiting_tokens": 1e308, "token_usage": 1e308}] * 2, None, Load()),
+        ([{"num_waiting_tokens": 10**400, "gen_throughput": -1e308}], None, Load()),
         ({"loads": RANKS}, 2, None),
         ({"detail": "Not Found"}, None, None),
         ([1], None, None),

@@ -12,8 +12,10 @@ A streaming session is a line instead: a request goes on from the last one that 
 its ``rid``, and one runs at a time.
 """
 
+import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +30,10 @@ from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 from radixlm.wire.unknown import note_unknown
 
+log = logging.getLogger(__name__)
+
 MAX_SESSIONS = 4096
+MAX_TOKENS = 1 << 24  # of all sessions together: up to 0.7 GB
 _FIELDS: dict[str, type] = {
     "id": str,
     "rid": str,
@@ -62,7 +67,17 @@ class _Session:
     owner: str
     streaming: bool = False
     turns: dict[str, _Turn] = field(default_factory=dict)
+    num_tokens: int = 0  # of all turns
     used_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it runs."""
+        return all(turn.output_ids is not None for turn in self.turns.values())
+
+    def count(self) -> None:
+        """Count its tokens again, after a change."""
+        self.num_tokens = _num_tokens(self.turns)
 
     def tokens(self, rid: str, with_output: bool = True) -> list[int]:
         """The prompt and the output of a turn."""
@@ -141,18 +156,45 @@ class Sessions(Observer):
         kept = {name: turn for name, turn in session.turns.items() if name not in gone}
         if request.rid in kept:
             raise InvalidRequest(f"rid: {request.rid!r} is in this session already", "rid")
-        turns = kept.values()
-        held = sum(len(t.ids) + len(t.output_ids or ()) for t in turns)
+        held = _num_tokens(kept)
         if session.capacity and held + len(ids) > session.capacity:
             raise InvalidRequest(
                 f"the session holds {held} tokens; {len(ids)} more exceed its "
                 f"capacity of {session.capacity}",
                 "session_params",
             )
+        self._make_room(session, held + len(ids))
         session.turns = kept
         session.turns[request.rid] = _Turn(ids, parent, len(before))
+        session.count()
         session.used_s = time.monotonic()
         self._running[request.rid] = name, request
+
+    def _make_room(self, growing: _Session, num_tokens: int) -> None:
+        """Forget idle sessions until ``growing`` may hold so many tokens: the oldest of whoever
+        holds most first. TooManyRequests, and no change, if that is not enough."""
+        others = {name: one for name, one in self._open.items() if one is not growing}
+        excess = num_tokens + sum(one.num_tokens for one in others.values()) - MAX_TOKENS
+        if excess <= 0:
+            return
+        held: Counter[str] = Counter()
+        for one in self._open.values():
+            held[one.owner] += one.num_tokens
+        idle = [name for name, one in others.items() if one.num_tokens and one.is_idle]
+        idle.sort(key=lambda name: (-held[others[name].owner], others[name].used_s))
+        gone = []
+        while idle and excess > 0:
+            gone.append(idle.pop(0))
+            excess -= others[gone[-1]].num_tokens
+        if excess > 0:
+            raise TooManyRequests(
+                f"session_params: all sessions together may hold {MAX_TOKENS} tokens; these are "
+                f"{excess} too many: close sessions, or give them a timeout or a capacity",
+                retry_after_s=5.0,
+            )
+        for name in gone:
+            del self._open[name]
+        log.warning("forgot %d idle sessions: all may hold %d tokens", len(gone), MAX_TOKENS)
 
     @contextmanager
     def joined(self, requests: Sequence[GenerateRequest]) -> Iterator[None]:
@@ -172,6 +214,7 @@ class Sessions(Observer):
             del self._running[rid]
             if name in self._open:
                 self._open[name].turns.pop(rid, None)
+                self._open[name].count()
 
     def _session(self, params: Mapping[str, Any]) -> tuple[str, _Session]:
         if not isinstance(params, Mapping):
@@ -238,6 +281,11 @@ class Sessions(Observer):
                 turn = _Turn(session.tokens(state.rid))
                 session.turns = {state.rid: turn}
             turn.output_ids = list(state.output_ids)
+        session.count()
+
+
+def _num_tokens(turns: Mapping[str, _Turn]) -> int:
+    return sum(len(turn.ids) + len(turn.output_ids or ()) for turn in turns.values())
 
 
 def _replaced(session: _Session, rid: str | None) -> set[str]:

@@ -156,7 +156,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         while data and self._refusal is None:
             if self._raw_left:
-                data = self._take_raw(data)
+                try:
+                    data = self._take_raw(data)
+                except _Refused as refused:
+                    self._refuse(refused.answer)
+                    return
             self._num_fed, rest = len(data), b""
             try:
                 self._parser.feed_data(data)

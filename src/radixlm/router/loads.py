@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from radixlm.router.app import Gateway
 
 WAIT_S: Final = 5.0
+MAX_TOLD: Final = 1e18  # larger numbers are none: sums of them might be infinite
 _POLICIES: Final = ("least_load", "least_work")
 
 
@@ -31,7 +32,7 @@ def read_load(entries: Any, rank: int | None) -> Load | None:
 
     def total(*names: str) -> float:
         values = (next((one[n] for n in names if n in one), 0) for one in chosen)
-        return float(sum(value for value in values if isinstance(value, int | float)))
+        return float(sum(v for v in values if isinstance(v, int | float) and abs(v) < MAX_TOLD))
 
     return Load(
         num_queued_tokens=int(total("num_waiting_uncached_tokens", "num_waiting_tokens")),

@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, read_json
 from radixlm.entrypoints.request_model import make
-from radixlm.intake.call import check_sequences
+from radixlm.intake.call import check_sequences, paced
 from radixlm.intake.records import GenerateRequest
 
 router = APIRouter(tags=["vllm"])
@@ -51,7 +51,8 @@ async def _answer_all(state: ServerState, body: dict[str, Any]) -> dict[str, Any
             if rid := getattr(session.request, name):
                 setattr(session.request, name, f"{rid}-{index}")
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(complete(chat)) for chat in chats]
+        made = (group.create_task(complete(chat)) for chat in chats)
+        tasks = [task async for task in paced(made)]
     answers = [task.result() for task in tasks]
     choices = [one["choices"][0] | {"index": index} for index, one in enumerate(answers)]
     names = ("prompt_tokens", "completion_tokens", "total_tokens")

@@ -11,6 +11,7 @@ import numpy as np
 
 from radixlm.entrypoints.native.request import Batch
 from radixlm.entrypoints.request_options import answer_error
+from radixlm.intake.call import paced
 from radixlm.intake.records import Output
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
@@ -167,10 +168,12 @@ class ResponseBuilder:
             except Exception as error:  # handed to the reader, who raises it
                 await queue.put(error)
 
-        tasks = [asyncio.create_task(pump(i)) for i in range(len(self._batch.requests))]
+        tasks = []
         total: dict[tuple[int, int], Output] = {}
-        left = len(tasks)
+        left = len(self._batch.requests)
         try:
+            async for task in paced(asyncio.create_task(pump(i)) for i in range(left)):
+                tasks.append(task)
             while left:
                 event = await queue.get()
                 if isinstance(event, Exception):

@@ -9,6 +9,7 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.lazy import require
+from radixlm.grammar.lark_size import MAX_SIZE, largest_terminal
 from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
@@ -214,7 +215,7 @@ class LlguidanceBackend:
         if spec.kind == "regex":
             lark = f"start: /{self._regex(spec.text)}/"
         else:
-            lark = self._to_lark(spec.text) if spec.kind == "ebnf" else spec.text
+            lark = self._to_lark(spec.text) if spec.kind == "ebnf" else _of_size(spec.text)
         return str(self._library.LLMatcher.grammar_from_lark(lark))
 
     def _json_source(self, kind: Kind, value: Any, extra: dict[str, Any]) -> str:
@@ -260,9 +261,10 @@ class LlguidanceBackend:
 
     def _to_lark(self, ebnf: str) -> str:
         try:
-            return str(self._gbnf.gbnf_to_lark(ebnf))
+            lark = str(self._gbnf.gbnf_to_lark(ebnf))
         except Exception as error:  # the library raises bare Exception for unknown rules
             raise refuse("ebnf", str(error)) from None
+        return _of_size(lark)
 
     def _regex(self, pattern: str) -> str:
         r"""Lark's form. The whole output must match, so anchors at the ends are dropped; \d,
@@ -271,6 +273,13 @@ class LlguidanceBackend:
         if pattern.endswith("$") and not pattern.endswith("\\$"):
             pattern = pattern[:-1]
         return str(self._library.regex_to_lark(pattern, "dws"))
+
+
+def _of_size(lark: str) -> str:
+    """``lark``, or InvalidRequest: the library copies each terminal to where its name stands."""
+    if largest_terminal(lark) > MAX_SIZE:
+        raise refuse("ebnf", f"too big: one rule stands for more than {MAX_SIZE} literals")
+    return lark
 
 
 def _json_options(options: GrammarOptions) -> dict[str, Any]:

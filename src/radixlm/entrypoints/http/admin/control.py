@@ -74,7 +74,8 @@ class TraceLevel(Body):
 
 class OpenSession(Body):
     """``capacity_of_str_len``: the maximum number of tokens of the session; 0 is no limit.
-    ``streaming``: each request goes on from the last that ended well."""
+    ``streaming``: each request goes on from the last that ended well. All sessions together may
+    hold 16,777,216 tokens; then the oldest idle ones are forgotten."""
 
     capacity_of_str_len: Annotated[int, Field(ge=0)] = 0
     session_id: Rid | None = None

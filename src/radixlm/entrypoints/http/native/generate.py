@@ -31,7 +31,7 @@ from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generat
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.entrypoints.request_model import Body, Strings
-from radixlm.intake.call import check_sequences
+from radixlm.intake.call import check_sequences, paced
 from radixlm.intake.identity import identity
 from radixlm.intake.records import Output, likeliest
 from radixlm.intake.validation import score_after
@@ -117,7 +117,8 @@ async def _collect(
 
     with state.sessions.joined(batch.requests):
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
+            made = (group.create_task(one(i)) for i in range(len(batch.requests)))
+            tasks = [task async for task in paced(made)]
     return [answer for task in tasks for answer in task.result()]
 
 

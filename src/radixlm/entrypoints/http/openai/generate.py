@@ -9,6 +9,7 @@ from contextlib import aclosing
 from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.call import paced
 from radixlm.intake.records import GenerateRequest, Output
 
 # kind of Finish -> finish_reason
@@ -36,7 +37,8 @@ async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> li
         if len(requests) == 1:
             return [await _one(state, requests[0])]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_one(state, request)) for request in requests]
+            made = (group.create_task(_one(state, request)) for request in requests)
+            tasks = [task async for task in paced(made)]
     return [task.result() for task in tasks]
 
 
@@ -83,8 +85,10 @@ async def _merged(
         else:
             queue.put_nowait(None)
 
-    tasks = [asyncio.create_task(pump(i)) for i in range(len(requests))]
+    tasks = []
     try:
+        async for task in paced(asyncio.create_task(pump(i)) for i in range(len(requests))):
+            tasks.append(task)
         left = len(tasks)
         while left:
             item = await queue.get()
