@@ -9,6 +9,7 @@ PROGRAM = """
 import asyncio
 import sglang as sgl
 import sglang.lang.interpreter
+from sglang.global_config import global_config
 from sglang import OpenAI, function, gen, set_default_backend
 from sglang.lang.backend.base_backend import BaseBackend
 from sglang.lang.chat_template import get_chat_template
@@ -33,6 +34,7 @@ def program(s, q):
     s += sgl.user(q) + sgl.assistant(gen("a"))
 
 assert SglGen is radixlm.lang.ir.SglGen and sgl.function is radixlm.function
+assert sgl.global_config is global_config is radixlm.global_config
 assert radixlm.lang.ir.__spec__.name == "radixlm.lang.ir"
 state = program.run(q="x", backend=Echo())
 assert state["a"] == "[17]", state["a"]

@@ -58,6 +58,17 @@ def test_retractions_do_not_change_tokens() -> None:
         assert bench.out[f"r{i}"] == reference(prompt[:8], 40, True)
 
 
+def test_output_tokens_found_after_a_retraction_are_no_cached_prompt_tokens() -> None:
+    bench = SchedulerHarness()
+    bench.submit("r", [1, 2, 3], 40, ignore_eos=True)
+    for _ in range(30):
+        bench.tick()
+    (request,) = bench.scheduler.planner.running
+    bench.scheduler.planner.retract(request)
+    bench.run()
+    assert request.num_cached > 3 and bench.cached["r"] == 3
+
+
 def test_a_prefix_is_computed_once_for_simultaneous_requests() -> None:
     shared = [1 + i % 30 for i in range(40)]
     bench = SchedulerHarness(num_pages=400)

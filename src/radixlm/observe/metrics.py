@@ -279,7 +279,7 @@ class HttpCounts:
 
 class Metrics:
     """One set of metrics with its own registry. ``labels``: name -> value, on every metric;
-    ``customer_labels``: names of labels that requests may set, on the metrics of requests."""
+    ``customer_labels``: names of further labels that requests have, on the metrics of requests."""
 
     def __init__(
         self, labels: Mapping[str, str], buckets: Buckets, customer_labels: Sequence[str] = ()

@@ -403,7 +403,7 @@ class Committer:
             tokens=tokens,
             finish=request.finish,
             prompt_tokens=request.wire.prompt_len,
-            cached_tokens=request.num_cached,
+            cached_tokens=min(request.num_cached, request.wire.prompt_len),  # may hold output too
             retractions=request.retractions,
             prompt_logprobs=Logprobs.joined(buffered.prompt_logprobs) if buffered else None,
             logprobs=Logprobs.joined(buffered.logprobs) if buffered else None,

@@ -54,6 +54,22 @@ async def test_a_header_labels_the_metrics_of_its_requests(toy_folder: Any) -> N
     assert values(text, "sglang:num_running_reqs", "model_name").keys() == {("tiny",)}
 
 
+async def test_requests_are_counted_by_priority(toy_folder: Any) -> None:
+    options: dict[str, Any] = {"enable_metrics": True, "enable_priority_scheduling": True}
+    async with scripted_server(toy_folder, {}, **options) as made:
+        for asked in ({"priority": 5}, {"priority": 5}, {}):
+            assert (await made.client.post(CHAT, json=BODY | asked)).is_success
+        text = (await made.client.get("/metrics")).text
+    for name in ("num_requests_total", "time_to_first_token_seconds_count"):
+        found = values(text, f"sglang:{name}", "priority")
+        assert found == {("",): 0.0, ("5",): 2.0, ("0",): 1.0}, name
+    extra = '{"priority": "mine"}'
+    async with scripted_server(toy_folder, {}, **options, extra_metric_labels=extra) as made:
+        assert (await made.client.post(CHAT, json=BODY)).is_success
+        text = (await made.client.get("/metrics")).text
+    assert values(text, "sglang:num_requests_total", "priority") == {("mine",): 1.0}
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "no json", "[]", "[" * 3000, '{"team": ["a"]}', '{"team": null}', '{"other": "a"}',

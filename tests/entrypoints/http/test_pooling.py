@@ -137,6 +137,13 @@ async def test_inputs_are_truncated_and_pooled_as_in_vllm(pooled: ScriptedServer
     text = "one " * 50_000  # more characters than the context's tokens can have
     assert (await pooled.post("/v1/embeddings", input=text)).status_code == 400
     for path, body in (
+        ("/v1/embeddings", {"input": text}),
+        ("/v1/rerank", {"query": "a", "documents": [text]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ):
+        refused = await pooled.post(path, **body, truncate_prompt_tokens=2049)
+        assert refused.status_code == 400 and "truncate_prompt_tokens" in refused.text
+    for path, body in (
         ("/v1/embeddings", {"input": text, "truncate_prompt_tokens": 2}),
         ("/v2/embed", {"texts": [text], "truncate": "START", "max_tokens": 2}),
         ("/v2/embed", {"texts": [text], "truncate": "END", "max_tokens": 2}),

@@ -140,6 +140,8 @@ async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
     ):
         got = (await server.post(path, **body, **cut)).json()
         assert got["usage"]["prompt_tokens"] == 2
+        refused = await server.post(path, **body, truncate_prompt_tokens=2049)
+        assert refused.status_code == 400 and "truncate_prompt_tokens" in refused.text
     for fields in ({"bad_words": ["some very long words"]}, {"allowed_token_ids": [1, 2]}):
         assert (await server.post(COMPLETIONS, prompt="a", **fields)).status_code == 200
         assert (await server.post(CHAT, messages=USER, **fields)).status_code == 200

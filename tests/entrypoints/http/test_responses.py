@@ -375,6 +375,23 @@ async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
     assert usage["input_tokens"] == usage["prompt_tokens"] < 200
 
 
+@pytest.mark.parametrize("status", ["incomplete", "in_progress", "completed", None])
+async def test_an_unfinished_message_is_continued(
+    server: ScriptedServer, status: str | None
+) -> None:
+    said = {"role": "assistant", "content": "Grüße"}
+    asked = [{"role": "user", "content": "hi"}, said]
+    given = [asked[0], said | {"type": "message", "status": status}]
+    fields = {"continue_final_message": status not in (None, "completed")}
+    chat = (await server.post("/v1/chat/completions", messages=asked, **fields)).json()
+    got = (await server.post("/v1/responses", input=given)).json()
+    assert got["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    more = [*given, {"role": "user", "content": "go on"}]
+    chat = (await server.post("/v1/chat/completions", messages=[*asked, more[-1]])).json()
+    got = (await server.post("/v1/responses", input=more)).json()
+    assert got["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
 async def test_truncation_of_a_long_conversation_renders_it_a_few_times(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,3 +427,17 @@ def test_aliases_parse_like_their_format(name: str, twin: str) -> None:
 
 def test_every_format_has_a_writer() -> None:
     assert set(registry.NAMES) == set(WRITERS) | set(SAME_AS)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"), [("deepseekv32", "function_calls"), ("deepseekv4", "tool_calls")]
+)
+def test_invocations_without_arguments_may_be_one_tag(name: str, tag: str) -> None:
+    invoke = '<｜DSML｜invoke name="put"'
+    message = (
+        f"<｜DSML｜{tag}>\n{invoke}/>\n{invoke} />\n{invoke}></｜DSML｜invoke>\n</｜DSML｜{tag}>"
+    )
+    text, read = parse_all(registry.create(name, TOOLS), message)
+    assert (text, [(call.name, call.arguments) for call in read]) == ("", [("put", "{}")] * 3)
+    for seed in range(20):
+        assert parse_split(name, split(message, seed)) == (text, read)

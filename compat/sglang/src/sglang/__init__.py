@@ -56,6 +56,9 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, _Alias())  # before the finder of files, which would make a second module
 
+# as in SGLang the attribute is the object: an import of the module of that name would set it
+global_config = importlib.import_module("sglang.global_config").global_config
+
 
 def __getattr__(name: str) -> Any:
     return getattr(radixlm, name)

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_HEADER_BYTES = 4096  # of customers' labels
+PRIORITY = "priority"  # the label of requests with --enable-priority-scheduling
 OTHER = "other"  # paths and methods that are none of the server's
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
@@ -40,18 +41,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 class MetricsObserver(Observer):
     """Feeds the metrics with the events of requests, but not of health probes. ``is_first``: of the
-    processes that share engines; only that one counts what happens to an engine."""
+    processes that share engines; only that one counts what happens to an engine. ``by_priority``:
+    requests have the label ``priority``."""
 
-    def __init__(self, metrics: Metrics, is_first: bool) -> None:
-        self._metrics, self._is_first = metrics, is_first
+    def __init__(self, metrics: Metrics, is_first: bool, by_priority: bool = False) -> None:
+        self._metrics, self._is_first, self._by_priority = metrics, is_first, by_priority
         self._ended: type[Ended] = load("radixlm.observe.metrics:Ended")
         self._last_s: dict[str, float] = {}
-        self._series: dict[str, Series] = {}  # of requests with labels of their customer
+        self._series: dict[str, Series] = {}  # of requests with labels of their own
 
     def submitted(self, state: RequestState) -> None:
         call = current_call()
-        if call is not None and call.labels:
-            self._series[state.rid] = self._metrics.series(call.labels)
+        labels = call.labels if call is not None else {}
+        if self._by_priority:
+            labels = labels | {PRIORITY: str(state.wire.priority)}
+        if labels:
+            self._series[state.rid] = self._metrics.series(labels)
 
     def progressed(self, state: RequestState, num_tokens: int) -> None:
         if not num_tokens or state.rid.startswith(PROBE_PREFIX):
@@ -125,11 +130,17 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
     module = "radixlm.observe.metrics"
     observe = state.config.observe
     allowed = observe.tokenizer_metrics_allowed_customer_labels or ()
-    made: Metrics = load(f"{module}:Metrics")(_labels(state), _buckets(observe), allowed)
+    labels = _labels(state)
+    by_priority = state.config.schedule.enable_priority_scheduling and PRIORITY not in labels
+    names = tuple(dict.fromkeys([*allowed, PRIORITY] if by_priority else allowed))
+    made: Metrics = load(f"{module}:Metrics")(labels, _buckets(observe), names)
     if allowed:
         header = observe.tokenizer_metrics_custom_labels_header
         app.add_middleware(CustomerLabels, header=header, allowed=allowed)
-    state.intake.observers = (*state.intake.observers, MetricsObserver(made, is_first))
+    state.intake.observers = (
+        *state.intake.observers,
+        MetricsObserver(made, is_first, by_priority),
+    )
 
     async def metrics() -> Response:
         """Prometheus metrics."""

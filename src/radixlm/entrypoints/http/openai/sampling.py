@@ -38,10 +38,20 @@ def sampling_of(
     return sampling
 
 
+def checked_truncation(count: int | None, context_len: int) -> int | None:
+    """``truncate_prompt_tokens`` as it is; InvalidRequest above the context, as in vLLM."""
+    if count is not None and count > context_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: {count} is more than the context of {context_len} tokens",
+            "truncate_prompt_tokens",
+        )
+    return count
+
+
 def truncated(body: Generation, ids: list[int], context_len: int) -> list[int]:
     """The last ``truncate_prompt_tokens`` ids (vLLM), or the first with ``truncation_side`` right;
-    -1: as many as the context takes."""
-    count = body.truncate_prompt_tokens
+    -1: as many as the context takes. InvalidRequest for more than the context has."""
+    count = checked_truncation(body.truncate_prompt_tokens, context_len)
     if count is None or not ids:
         return ids
     most = context_len - 1

@@ -23,6 +23,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     PoolingResult,
     Prompt,
     as_prompts,
+    checked_limit,
     pool,
     pool_of,
     probabilities,
@@ -177,7 +178,7 @@ async def _pool(
     """What comes of ``value``, the field ``input``, or of ``messages``."""
     check_input(body, value)
     adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority
-    limit = body.truncate_prompt_tokens
+    limit = checked_limit(state, body.truncate_prompt_tokens)
     if value is None:
         pool_of(state)  # before the template is asked for
         param, prompts = "messages", [await prompt_of(state, body, limit is not None)]

@@ -12,6 +12,7 @@ from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
+from radixlm.entrypoints.http.openai.sampling import checked_truncation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import MediaSource
@@ -85,6 +86,11 @@ def require_score_head(state: ServerState) -> Pool:
             "classification or rewards"
         )
     return pool_of(state)
+
+
+def checked_limit(state: ServerState, limit: int | None) -> int | None:
+    """``truncate_prompt_tokens`` as it is; InvalidRequest above the context."""
+    return checked_truncation(limit, state.intake.facts.context_len)
 
 
 def as_prompts(value: Any, param: str) -> list[Prompt]:

@@ -24,6 +24,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     Pair,
     Prompt,
     activated,
+    checked_limit,
     has_scores,
     pool,
 )
@@ -91,7 +92,7 @@ class Ranked:
 async def rank(state: ServerState, body: _Rerank, rid: str | None = None) -> list[Ranked]:
     """All documents, best first; those with equal scores in the order of the request."""
     documents = texts_of(body.documents)
-    limit = body.truncate_prompt_tokens
+    limit = checked_limit(state, body.truncate_prompt_tokens)
     read = [await _beginning(state, text, body.max_tokens_per_doc) for text in documents]
     scored = await scores_of(state, body.query, read, body.instruct, rid, limit)
     ranked = [

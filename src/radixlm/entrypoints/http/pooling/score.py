@@ -19,6 +19,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     Pair,
     Prompt,
     activated,
+    checked_limit,
     has_scores,
     pool,
     probabilities,
@@ -132,7 +133,7 @@ async def _of_pairs(
     rows = [(first[0], second)]
     if len(first) > 1:
         rows = [(a, [b]) for a, b in zip(first, second, strict=True)]
-    limit = body.truncate_prompt_tokens
+    limit = checked_limit(state, body.truncate_prompt_tokens)
     scored = [pair for a, many in rows for pair in await scores_of(state, a, many, limit=limit)]
     scores = [activated(state, score, body.use_activation) for score, _ in scored]
     count = sum(output.prompt_tokens for _, output in scored)

@@ -205,6 +205,13 @@ def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list
     return messages
 
 
+def is_unfinished(items: str | Objects) -> bool:
+    """Whether the input ends with a message of the assistant that the answer goes on with."""
+    last = items[-1] if items and isinstance(items, list) else {}
+    is_message = last.get("type") in (None, "message") and last.get("role") == "assistant"
+    return is_message and last.get("status") in ("in_progress", "incomplete")
+
+
 def _summary(item: Mapping[str, Any], where: str) -> str:
     """The summary in an item of /v1/responses/compact."""
     try:

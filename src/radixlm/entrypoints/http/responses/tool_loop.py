@@ -18,6 +18,7 @@ from radixlm.entrypoints.http.responses.schemas import (
     ResponsesRequest,
     chat_of,
     check_request,
+    is_unfinished,
     listed_items,
     messages_of,
 )
@@ -80,6 +81,8 @@ async def make_run(
     assert body.input is not None
     messages = list(before.messages) if before else []
     messages += await off_loop_by_body(messages_of, body.input)
+    if is_unfinished(body.input):
+        messages[-1]["prefix"] = True  # as in a chat: the answer goes on with it
     toolbox = await Toolbox.open(servers, body.tools or ())
     try:
         session = await _session(state, body, messages, toolbox.functions)

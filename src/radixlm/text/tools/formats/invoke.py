@@ -44,7 +44,9 @@ class InvokeBlocks(JsonBlocks):
         scanner = self.scanner
         name = yield from read_attribute(self, "name")
         yield from scanner.spaces()
-        yield from scanner.expect(">")
+        if (yield from scanner.expect("/>", ">")) == "/>":  # without arguments
+            ArgumentWriter(self, name).close()
+            return
         end = f"</{self.invoke_tag}>"
         if (yield from read_json_body(self, name)):
             yield from self.read_end(end)
