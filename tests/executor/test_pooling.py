@@ -61,6 +61,20 @@ def test_chunks_pool_to_the_same_vector(kind: str, cuts: tuple[int, ...]) -> Non
     assert not pooler.num_kept
 
 
+@pytest.mark.parametrize("kind", ["mean", "mean_sqrt", "weighted"])
+def test_sums_do_not_depend_on_the_chunks(kind: str) -> None:
+    hidden = torch.randn(300, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = []
+    for size in (300, 64, 7):
+        pooler = Pooler(Identity(kind))
+        for i in range(0, 300, size):
+            part = hidden[i : i + size]
+            item = Item("r", 0, i, len(part), None, False, pooling=PoolingParams())
+            got = pooler.add(item, part, 300)
+        found.append(got)
+    assert found[0] == found[1] == found[2]
+
+
 def test_without_a_step_token_the_last_position_counts() -> None:
     assert feed(Pooler(Identity("marked", (99,))), (2,))[-1] == pytest.approx(HIDDEN[-1].tolist())
     assert feed(Pooler(Identity("steps", (99,))), (2,))[-1] == []

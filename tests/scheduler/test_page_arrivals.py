@@ -401,6 +401,16 @@ def test_a_request_does_not_wait_for_pages_that_nobody_asked_for() -> None:
     assert bench.kv_manager.reservations.num_spare == 7
 
 
+def test_no_page_comes_back_after_a_flush() -> None:
+    fill(tier := DictTier("storage"), list(range(1, 42)))
+    for num_turns in (0, 1, 2, 3):  # before the tier tells of its pages, while they come
+        bench = preloading(tier)
+        bench.turns(num_turns)
+        bench.drop_cache()
+        bench.turns(20, 1.0)
+        assert bench.kv_manager.pages.num_free == bench.kv_manager.pages.num_total
+
+
 def test_write_back_copies_what_would_be_evicted_next() -> None:
     tier = DictTier()
     bench = Bench([tier], random.Random(0), feature=new_feature(4, 0, WriteBack()), num_pages=81)

@@ -69,13 +69,14 @@ class Pooler:
         return found + _numbers(pooled) if is_asked else found
 
     def _take(self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor) -> None:
-        """Add one chunk to what is kept for a kind of pooling."""
+        """Add one chunk to what is kept for a kind of pooling. Sums are of 64 bits: those of 16 bit
+        states are exact, and so do not depend on the chunks."""
         if kind in ("mean", "mean_sqrt"):
-            total = hidden_TD.sum(0)
+            total = hidden_TD.sum(0, dtype=torch.float64)
             kept[kind] = total + kept[kind] if kind in kept else total
         elif kind == "weighted":
             places = torch.arange(item.start, item.start + item.count, device=hidden_TD.device) + 1
-            total = (hidden_TD * places[:, None]).sum(0)
+            total = (hidden_TD * places.double()[:, None]).sum(0)
             kept[kind] = total + kept[kind] if kind in kept else total
         elif kind == "max":
             top = hidden_TD.amax(0)
@@ -105,11 +106,11 @@ class Pooler:
 
     def _pool(self, kind: str, kept: dict[str, Tensor], prompt_len: int) -> Tensor:
         if kind == "mean":
-            return kept[kind] / prompt_len
+            return (kept[kind] / prompt_len).float()
         if kind == "mean_sqrt":
-            return kept[kind] / math.sqrt(prompt_len)
+            return (kept[kind] / math.sqrt(prompt_len)).float()
         if kind == "weighted":
-            return kept[kind] / (prompt_len * (prompt_len + 1) / 2)
+            return (kept[kind] / (prompt_len * (prompt_len + 1) / 2)).float()
         return kept[kind] if kind in kept else kept["last"]  # no place is marked
 
 

@@ -42,6 +42,7 @@ class Preload:
         self._pages: Int32Array = _NO_PAGES
         self._num_arrived = 0
         self._is_held, self._busy_s = False, -REST_S
+        self._is_stopped = False
         self._job = next_job()
         self._is_told = not max_pages  # which pages there are
         if max_pages:
@@ -83,7 +84,9 @@ class Preload:
         if report.job != self._job:
             return False
         if isinstance(report, Told):
-            self._wanted, self._is_told = _last_first(report.data or []), True
+            self._is_told = True
+            if not self._is_stopped:
+                self._wanted = _last_first(report.data or [])
             return True
         first, end = self._num_arrived, report.num_pages
         self._reservations.keep_spare(self._keys[first:end], self._pages[first:end])
@@ -93,14 +96,15 @@ class Preload:
             self._reservations.release(self._pages[end:])
             if not self._is_held:  # it came to the end, or to a page that is damaged
                 end += _BLOCK
-            self._wanted = self._keys[end:] + self._wanted
+            if not self._is_stopped:
+                self._wanted = self._keys[end:] + self._wanted
             self._keys, self._pages = [], _NO_PAGES
         return True
 
     def stop(self) -> None:
-        """Bring no more."""
+        """Bring no more, whatever is still reported."""
         self.hold()
-        self._wanted, self._is_told = [], True
+        self._wanted, self._is_told, self._is_stopped = [], True, True
 
 
 def _last_first(keys: list[bytes]) -> list[bytes]:
