@@ -36,7 +36,7 @@ settings.register_profile(
 settings.load_profile("radixlm")
 
 WAITING = {"bench", "chaos", "end_to_end"}
-_LOGGERS = ("", log._ROOT, *log._QUIET, *log._HTTP)
+_LOGGERS = ("", log._ROOT, log.ACCESS, *log._QUIET, *log._HTTP)
 _State = list[tuple[logging.Logger, int, list[logging.Handler], bool]]
 
 

@@ -132,7 +132,7 @@ def test_a_function_that_never_returns_ends_with_the_programs_time() -> None:
 
     backend = Scripted(call("hang", "{}"), "Done.")
     try:
-        state = in_time(lambda: program.run([hang], 3, backend=backend, timeout_s=0.05))
+        state = in_time(lambda: program.run([hang], 3, backend=backend, timeout_s=0.5))
         with pytest.raises(sgl.ProgramError, match=r"\(timeout_s\) is over amid a tool"):
             in_time(state.text)
         assert not held.is_set()
