@@ -1,11 +1,12 @@
 """The logit processors that requests may name: the built-in ones and those of --logit-processor."""
 
 from radixlm.config.grammar import GrammarConfig
+from radixlm.wire.requests import THINKING_BUDGET
 
 BUILTIN_PROCESSORS = {
     "disallowed_tokens": "radixlm.sampling.builtin:DisallowedTokens",
     "no_repeat_ngram": "radixlm.sampling.builtin:NoRepeatNgram",
-    "thinking_budget": "radixlm.sampling.builtin:ThinkingBudget",
+    THINKING_BUDGET: "radixlm.sampling.builtin:ThinkingBudget",
     "transcript": "radixlm.sampling.whisper_timestamps:WhisperTimestamps",
 }
 

@@ -133,8 +133,9 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     refuse_archive(name)
     local = locate_model(name, wanted)
     file = _gguf_of(local)
-    is_native = local.is_dir() and not (local / "config.json").exists() and _is_native(local)
-    is_model = bool(file) or is_native or (local / "config.json").exists()
+    has_config = (local / "config.json").exists()
+    is_native = not has_config and _is_native(local)
+    is_model = bool(file) or has_config or is_native
     if path and local.exists() and (is_model or not local.is_dir()):
         refuse_special_files(local)
         refuse_pointers(local)

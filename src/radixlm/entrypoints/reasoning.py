@@ -8,8 +8,8 @@ from radixlm.base.env import MAX_THINK_TOKENS
 from radixlm.base.errors import InvalidRequest
 from radixlm.intake.records import GenerateRequest, grammar_of
 from radixlm.text.reasoning import registry as reasoning
+from radixlm.wire.requests import THINKING_BUDGET
 
-_PROCESSOR = "thinking_budget"
 _MAX_BUDGET = 2**63 - 1  # the largest integer of every message; more is no bound either
 
 
@@ -81,9 +81,9 @@ def _process(
     """Choose the logit processor of the reasoning, behind another one that the request names. Its
     options: ``less`` give way to those of the request, and these to ``more``."""
     markers = {"start": reasoning.start_marker(parser), "end": reasoning.end_marker(parser)}
-    if request.processor not in (None, _PROCESSOR):
+    if request.processor not in (None, THINKING_BUDGET):
         request.reasoning_bound = markers | less | (request.reasoning_bound or {}) | more
         return
-    request.processor = _PROCESSOR
+    request.processor = THINKING_BUDGET
     params = markers | less | (request.sampling.custom_params or {}) | more
     request.sampling = msgspec.structs.replace(request.sampling, custom_params=params)

@@ -49,13 +49,14 @@ from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
-from radixlm.sampling.processors import THINKING_BUDGET, ChosenProcessor, LogitProcessors
+from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Admission, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
+from radixlm.wire.requests import THINKING_BUDGET
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from radixlm.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 FIELD = "custom_logit_processor"
 _FLAG = "--logit-processor"
-THINKING_BUDGET = "thinking_budget"
 
 
 class RowInfo(Record):

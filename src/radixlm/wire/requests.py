@@ -12,6 +12,8 @@ from radixlm.wire.media import Media
 from radixlm.wire.sampling_params import SamplingParams
 from radixlm.wire.transfer import Hint
 
+THINKING_BUDGET = "thinking_budget"  # the logit processor that bounds reasoning
+
 
 class GrammarSpec(msgspec.Struct, frozen=True):
     """A constraint on the output. ``kind``: json_schema, json_object, regex, ebnf, lark,

@@ -1,9 +1,10 @@
 """Logit processors where they meet the loop: a request's custom_params are checked when it arrives.
 What they do to logits is the sampler's business."""
 
-from radixlm.sampling.processors import THINKING_BUDGET, LogitProcessors
+from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
+from radixlm.wire.requests import THINKING_BUDGET
 
 
 class ProcessorFeature(Feature):
