@@ -235,10 +235,19 @@ int max_threads() {
 }
 void set_max_threads(int n) { thread_limit = std::max(1, std::min(n, MAX_THREADS)); }
 
+static double one_core_us(double bytes, double flops) {
+    return bytes / 8e3 + flops / 6e4;  // 8 GB/s, 60 GFLOP/s
+}
+
 int threads_for(double bytes, double flops) {
-    double us = bytes / 8e3 + flops / 6e4;  // one core: 8 GB/s, 60 GFLOP/s
-    int worth = int(us / 12.0);
+    int worth = int(one_core_us(bytes, flops) / 12.0);
     return std::max(1, std::min(worth, max_threads()));
+}
+
+int threads_for_step(double bytes, double flops) {
+    const int n = threads_for(bytes, flops);
+    const bool is_short = bytes < 20e6 && one_core_us(bytes, flops) < 12e3;
+    return is_short && n >= omp_get_num_procs() ? std::max(1, n - 1) : n;
 }
 
 static char* grow(char* old, size_t& have, size_t need) {

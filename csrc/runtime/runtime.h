@@ -23,6 +23,9 @@ int max_threads();
 void set_max_threads(int n);
 // Threads worth waking for this much work: a region costs about 5 us, 20 when cores are busy.
 int threads_for(double bytes, double flops);
+// The same for a whole step. A short one (a model of some MB, up to some 64 tokens) leaves a processor to the
+// server's other processes: on all of them, each barrier would wait while a thread stands behind HTTP.
+int threads_for_step(double bytes, double flops);
 
 // Huge pages, where the system gives them on request.
 inline void want_huge([[maybe_unused]] void* p, [[maybe_unused]] size_t bytes) {
