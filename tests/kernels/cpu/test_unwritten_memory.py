@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.kernels.cpu.test_attention import Case, World
 
 from radixlm import Engine
@@ -55,6 +54,9 @@ def _fresh_tensors_are_nan() -> Iterator[None]:
 @pytest.mark.parametrize("dim", [12, 20])
 @pytest.mark.usefixtures("_fresh_tensors_are_nan")
 def test_whole_steps_in_bfloat16(dim: int, kind: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")  # scripts/arm has none
+    from tests.fakes.tiny_checkpoint import cached_tiny
+
     folder = cached_tiny("Qwen3ForCausalLM", head_dim=dim, hidden_size=48)
     prompts = [[3 + (7 * i + n) % 250 for i in range(n)] for n in (1, 17, 33, 70)]
     params = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
