@@ -3,7 +3,6 @@ which folders and files it trusts."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from contextlib import suppress
@@ -65,12 +64,3 @@ def trusted_folder(folder: Path, flag: str) -> Path:
     except OSError as error:
         raise ConfigError(f"{flag} {folder}: {error.strerror or error}; {works}") from error
     return folder
-
-
-def try_lock(fd: int) -> bool:
-    """Whether this process now is the only one with the file's lock, until it closes ``fd``."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from radixlm.base.private_files import make_private_folder
-from radixlm.tiers.files import Files, try_lock
+from radixlm.base.private_files import make_private_folder, try_lock
+from radixlm.tiers.files import Files
 from radixlm.tiers.index_log import MAX_UNITS, UNIT, IndexLog, Place, place, where
 
 SEGMENT_BYTES: Final = 64 << 20
