@@ -131,6 +131,25 @@ def test_ids_of_a_dead_intake_can_be_used_again(ends: Ends) -> None:
     assert isinstance(again, TokenizedRequest) and again.rid == "same"
 
 
+def test_what_a_dead_intake_has_asked_ends_before_it_is_replaced(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    intakes, fan = ends
+    intakes[0].send(_request("a"))
+    intakes[1].send(_request("b"))
+    _receive(fan, 2)
+    intakes[0].close()
+    (abort,) = _receive(fan, 1)
+    assert isinstance(abort, AbortRequest) and abort.rids == ("a",) and not abort.all
+    assert "HTTP process 0 has gone: its 1 requests are aborted" in caplog.text
+    fan.send(StepReply([TokenDelta("a", finish=Finish("abort")), TokenDelta("b", [3])]))
+    (reply,) = intakes[1].receive(30.0)
+    assert [delta.rid for delta in reply.deltas] == ["b"]
+    intakes[1].send(_request("a"))  # the client has asked again, and come to another
+    (again,) = _receive(fan, 1)
+    assert isinstance(again, TokenizedRequest) and again.rid == "a"
+
+
 def test_answers_and_beats(ends: Ends) -> None:
     intakes, fan = ends
     intakes[1].send(Control("call", "ping"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import radixlm.tiers.worker as worker_module
+import radixlm.tiers.at_once as at_once_module
 from radixlm.executor.page_port import PagePort
 from radixlm.tiers.base import Done, Found, Get, Lookup, PageRecord, Put, Report
 from radixlm.tiers.codec import Codec
@@ -66,7 +66,9 @@ class _Table:
     def fence(self) -> None:
         return None
 
-    def read(self, space: int, pages: Any, out: Any, fence: Any = None, *, is_team: bool) -> None:
+    def read(
+        self, space: int, pages: Any, out: Any, fence: Any = None, *, is_team: bool = False
+    ) -> None:
         self.teams.append(is_team)
         for row, page in zip(out, pages.tolist(), strict=True):
             row[:] = self.data[page]
@@ -114,7 +116,7 @@ def test_many_pages_or_those_that_nobody_waits_for_do_not_hold_up_steps(
     port, pages = PagePort(worker), np.array([1, 2], np.int32).tobytes()
     port.send(Get(1, KEYS[:2], pages, is_behind=True))
     assert worker._threads and len(port.settle(20.0)) == 2
-    monkeypatch.setattr(worker_module, "AT_ONCE_BYTES", 15)
+    monkeypatch.setattr(at_once_module, "AT_ONCE_BYTES", 15)
     for num_keys, is_at_once in ((2, False), (1, True)):
         callers: list[int] = []
         told = threading.Event()

@@ -59,9 +59,20 @@ class StuckFiles(Files):
 
 
 class FullFiles(Files):
-    """Reports ``free`` bytes."""
+    """Reports ``free`` bytes; writes nothing where that is less than 0, and reads nothing with
+    ``read_error``."""
 
-    free = 1 << 40
+    free, read_error = 1 << 40, 0
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        if self.free < 0:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        super().write(fd, data, offset)
+
+    def read(self, fd: int, num_bytes: int, offset: int) -> bytes:
+        if self.read_error:
+            raise OSError(self.read_error, "the disk does not read")
+        return super().read(fd, num_bytes, offset)
 
     def free_bytes(self, folder: Path) -> int:
         return self.free

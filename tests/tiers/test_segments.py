@@ -270,7 +270,7 @@ def test_another_models_pages_are_not_found(tmp_path: Path, open_tiers: list[Seg
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_switches_the_tier_off_once(
+def test_a_disk_that_fails_takes_no_pages_but_is_read(
     tmp_path: Path,
     open_tiers: list[SegmentTier],
     caplog: pytest.LogCaptureFixture,
@@ -281,8 +281,109 @@ def test_a_disk_that_fails_switches_the_tier_off_once(
     for record in records(keys):
         tier.put([record])
     assert tier.flush() and tier.stats()["is_off"]
-    assert tier.contains(keys) == 0 and _got(tier, keys) == 0
+    count = tier.contains(keys)
+    assert 0 < count < 40 and _got(tier, keys) == count
     assert caplog.text.count("no longer kept") == 1
+
+
+def test_a_full_disk_is_tried_again_and_read_meanwhile(
+    tmp_path: Path, open_tiers: list[SegmentTier], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    files, keys, now_s = FullFiles(), chain(12), [100.0]
+    options = {"files": files, "segment_bytes": 8192, "clock": lambda: now_s[0]}
+    tier = _open(tmp_path, open_tiers, **options)
+
+    def put(*numbers: int) -> int:
+        """How many of all pages it has then."""
+        tier.put([records(keys)[number] for number in numbers])
+        assert tier.flush()  # a trial
+        tier.put([records(keys)[number] for number in numbers])
+        assert tier.flush()
+        return sum(tier.contains([key]) for key in keys)
+
+    num_kept, trials = put(*range(8)), 0
+    assert num_kept == 8
+    files.free = -1  # dropping a segment does not help either
+    num_kept = put(8)
+    assert 4 <= num_kept < 8 and tier.stats()["is_off"]
+    for pause_s in (10, 20, 40, 60, 60):
+        now_s[0] += pause_s - 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tier._store, "reopen", lambda: pytest.fail("tried too early"))
+            assert put(8) == num_kept
+        now_s[0] += 1
+        trials += tier._writes._open_until <= now_s[0]
+        assert put(8) == num_kept and tier.stats()["is_off"]
+    assert trials == 5
+    assert _got_one(tier, keys, 7) == 1
+    files.free = 1 << 40
+    now_s[0] += 60
+    assert put(8, 9) == num_kept + 2 and not tier.stats()["is_off"]
+    assert caplog.text.count("no longer kept") == caplog.text.count("kept there again") == 1
+
+
+def test_a_full_disk_gives_back_room_without_any(tmp_path: Path) -> None:
+    """No byte can be written any more, not even that a segment is gone."""
+    files, keys = FullFiles(), chain(8)
+    store = SegmentStore(tmp_path / "x", IDENTITY, 1 << 20, files, segment_bytes=4096)
+    store.open()
+    for key in keys[:4]:
+        store.append(key, b"z" * 2000)
+    store.flush()
+    store.append(keys[4], b"z" * 2000)
+    files.free = -1
+    assert store.read(keys[0]) and len(store.sizes) == 5  # so it is open
+    reader = store._readers[1]
+    store.drop_oldest()
+    assert os.fstat(reader).st_size == 0 and len(store.sizes) == 4
+    files.free = 1 << 40
+    store.flush()
+    assert keys[4] in store.index and keys[0] not in store.index
+    store.close()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
+def test_reads_that_fail_are_tried_again(
+    tmp_path: Path, open_tiers: list[SegmentTier], caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    files, keys, now_s = FullFiles(), chain(8), [0.0]
+    tier = _open(tmp_path, open_tiers, files=files, clock=lambda: now_s[0])
+    tier.put(records(keys))
+    assert tier.flush() and _got_one(tier, keys, 7) == 1
+    files.read_error = error
+    assert [_got_one(tier, keys, number) for number in range(6)] == [0] * 6
+    assert tier.stats()["errors"] == 5 and not tier.stats()["is_off"]
+    assert tier.contains(keys[7:]) == 0 == _got_one(tier, keys, 7)
+    files.read_error = 0
+    now_s[0] = 10.0
+    assert tier.flush() and tier.contains(keys[7:]) == 1 == _got_one(tier, keys, 7)
+    assert tier.contains(keys[:1]) == (error != errno.EIO)  # that place of the disk is damaged
+    assert caplog.text.count("cannot read a page") == 1
+
+
+def test_no_descriptor_for_a_new_segment_costs_no_pages(
+    tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, now_s = chain(8), [0.0]
+    tier = _open(tmp_path, open_tiers, segment_bytes=8192, clock=lambda: now_s[0])
+    tier.put(records(keys[:4]))
+    assert tier.flush() and tier.contains(keys) == 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tier._store._files, "open", _no_descriptor)
+        tier.put(records(keys))
+        assert tier.flush() and tier.stats()["is_off"]
+        count = tier.contains(keys)
+    assert count >= 4 and tier.stats()["dropped_segments"] == 0
+    now_s[0] = 10.0
+    tier.put(records(keys))
+    assert tier.flush()
+    tier.put(records(keys))
+    assert tier.flush() and _got(tier, keys) == 8
+
+
+def _no_descriptor(path: Path, flags: int) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_disk_that_others_fill_keeps_its_free_bytes(
@@ -316,17 +417,28 @@ def test_a_disk_that_is_filled_at_once_gives_back_many_segments(tmp_path: Path) 
     store.close()
 
 
-def test_a_folder_that_goes_away_is_no_error(
-    tmp_path: Path, open_tiers: list[SegmentTier], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("segment_bytes", [8192, 1 << 20])
+def test_a_folder_that_goes_away_is_made_again(
+    tmp_path: Path,
+    open_tiers: list[SegmentTier],
+    caplog: pytest.LogCaptureFixture,
+    segment_bytes: int,
 ) -> None:
-    keys = chain(30)
-    tier = _open(tmp_path, open_tiers, segment_bytes=8192)
+    keys, now_s = chain(30), [0.0]
+    tier = _open(tmp_path, open_tiers, segment_bytes=segment_bytes, clock=lambda: now_s[0])
     tier.put(records(keys[:10]))
-    assert tier.flush()
+    assert tier.flush() and _got(tier, keys[:10]) == 10
     shutil.rmtree(_home(tmp_path))
     tier.put(records(keys)[10:])
     assert tier.flush() and tier.stats()["is_off"] and tier.contains(keys) == 0
     assert caplog.text.count("no longer kept") == 1
+    now_s[0] = 10.0
+    assert tier.contains(keys) == 0 and tier.flush() and not tier.stats()["is_off"]
+    tier.put(records(keys))
+    assert tier.flush() and _got(tier, keys) == 30
+    assert _home(tmp_path).stat().st_mode & 0o777 == 0o700
+    tier.close()
+    assert _got(_open(tmp_path, open_tiers), keys) == 30
 
 
 def test_nobody_waits_for_a_slow_disk(tmp_path: Path, open_tiers: list[SegmentTier]) -> None:

@@ -31,6 +31,27 @@ def make_locked_folder(prefix: str) -> tuple[Path, int]:
     return folder, lock
 
 
+def try_lock(fd: int) -> bool:
+    """Whether this process now is the only one with the file's lock, until it closes ``fd`` or
+    dies."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_file(path: Path) -> int | None:
+    """The descriptor of a file, made if it is missing, with its lock; None if another process has
+    the lock. Whoever has it may delete the file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, FILE_MODE)
+    if try_lock(fd) and os.fstat(fd).st_nlink:
+        return fd
+    os.close(fd)
+    return None
+
+
 def write_private(path: Path, data: bytes, *, is_appended: bool = False) -> None:
     """Write, or append to, a file of mode 0600."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW

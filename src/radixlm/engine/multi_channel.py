@@ -6,6 +6,7 @@ dropped, counted and, where it names a request or a command, answered. Replies a
 of a message.
 """
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, Moment, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
+
+log = logging.getLogger(__name__)
 
 MAX_TOP = 1 << 20  # log-probabilities of one token
 RESERVED_BYTES = 4 << 20  # of a message, for all but hidden states
@@ -35,6 +38,8 @@ class MultiChannel:
         for index, channel in enumerate(channels):
             self._poller.register(channel.socket, zmq.POLLIN)
             channel.on_malformed = partial(self._answer_malformed, index)
+            if len(channels) > 1:
+                self._poller.register(channel.watch(), zmq.POLLIN)
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
         self._max_hidden_bytes = max_bytes - min(RESERVED_BYTES, max_bytes // 2)
@@ -49,10 +54,14 @@ class MultiChannel:
 
     def receive(self, timeout_s: float | None) -> list[Any]:
         wait_ms = None if timeout_s is None else round(timeout_s * 1000)
-        if not self._poller.poll(wait_ms):
+        ready = dict(self._poller.poll(wait_ms))
+        if not ready:
             return []
         messages: list[Any] = []
         for index, channel in enumerate(self._channels):
+            if channel.monitor is not None and channel.monitor in ready:
+                channel.monitor.recv_multipart()
+                messages += self._end_requests_of(index)
             for message in channel.receive(0):
                 accepted = self._accept(message, index)
                 if accepted is not None:
@@ -80,13 +89,23 @@ class MultiChannel:
             self._calls[message.call_id] = index
         elif isinstance(message, AbortRequest) and message.quiet:
             if message.all:  # of this intake, whose process has died
-                mine = tuple(rid for rid, owner in self._owner.items() if owner == index)
-                message = AbortRequest(rids=mine, quiet=True, message=message.message)
+                message = msgspec.structs.replace(message, all=False, rids=self._rids_of(index))
             for rid in message.rids:
                 self._owner.pop(rid, None)  # no reply will do it
         elif isinstance(message, Shutdown):
             return None  # one of several intakes ends; the supervisor ends the engine
         return message
+
+    def _rids_of(self, index: int) -> tuple[str, ...]:
+        return tuple(rid for rid, owner in self._owner.items() if owner == index)
+
+    def _end_requests_of(self, index: int) -> list[AbortRequest]:
+        """The process of an intake has died: nobody waits for what it has asked."""
+        rids = self._rids_of(index)
+        if not rids:
+            return []
+        log.warning("HTTP process %d has gone: its %d requests are aborted", index, len(rids))
+        return [AbortRequest(rids=rids, message="its HTTP process has died")]
 
     def _answer_malformed(self, index: int, error: MalformedMessage) -> None:
         """Nobody may wait for ever for the answer to a message that could not be decoded."""

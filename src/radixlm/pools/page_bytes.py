@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -127,7 +128,7 @@ class PageBytes:
         self, space: int, pages: Pages, data: Rows, fence: Any = None, *, is_team: bool = False
     ) -> None:
         """The inverse of ``read``; when it returns, later steps see the pages."""
-        if any(row.shape != (self.nbytes(space),) for row in data):
+        if data and {row.shape for row in data} != {(self.nbytes(space),)}:
             raise InvariantError(f"rows for pages of {self.nbytes(space)} bytes have other sizes")
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
@@ -160,11 +161,10 @@ class PageBytes:
 
     def _copy(self, space: int, pages: Pages, rows: Rows, *, to_pool: bool, is_team: bool) -> None:
         pages, at = np.ascontiguousarray(pages), None
-        if "radixlm._cpu" in sys.modules and all(
-            row.flags.c_contiguous and row.flags.writeable for row in rows
-        ):
-            # a seventh of the time of ``__array_interface__``
-            at = np.array([addressof(c_char.from_buffer(row.data)) for row in rows], np.uint64)
+        if "radixlm._cpu" in sys.modules:
+            with suppress(TypeError):  # a row that is read only, or not contiguous
+                # a seventh of the time of ``__array_interface__``
+                at = np.array([addressof(c_char.from_buffer(row.data)) for row in rows], np.uint64)
         for part in self._parts[space]:
             part.copy(pages, rows, at, to_pool=to_pool, is_team=is_team)
 

@@ -9,7 +9,7 @@ length (``Manifest.page_bytes``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -20,8 +20,25 @@ from radixlm.memory.keys import NO_KEY
 from radixlm.wire.transfer import Hint
 
 Payload = NDArray[np.uint8]
+Rows = Sequence[Payload]
+Pages = NDArray[np.int32]
 Int32Array = NDArray[np.int32]
 TierName = Literal["host", "storage", "peer"]
+
+
+class PageStore(Protocol):
+    """What the worker asks of the pools (``pools/page_bytes.py``)."""
+
+    @property
+    def is_on_host(self) -> bool: ...
+    def nbytes(self, space: int) -> int: ...
+    def fence(self) -> Any: ...
+    def read(
+        self, space: int, pages: Pages, out: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None: ...
+    def write(
+        self, space: int, pages: Pages, data: Rows, fence: Any = None, *, is_team: bool = False
+    ) -> None: ...
 
 
 class PageRecord(Record, eq=False):
@@ -71,7 +88,6 @@ class Tier(Protocol):
         """Write what is due and give up threads, files and connections."""
 
 
-@runtime_checkable
 class Lasting(Protocol):
     """A tier that outlives the server and knows which of its pages were used last. Any thread may
     call these."""
@@ -84,8 +100,7 @@ class Lasting(Protocol):
         """Pages of a prefix were used, here or in a faster place. Never waits."""
 
 
-@runtime_checkable
-class Lending(Protocol):
+class Lending(Tier, Protocol):
     """A tier that has pages in memory as they came, which need not be copied twice. Any thread may
     call any of its methods."""
 
@@ -95,6 +110,17 @@ class Lending(Protocol):
     def new_rows(self, count: int, nbytes: int, *, is_put: bool = False) -> list[Payload]:
         """Memory that was made ahead for so many payloads that it will be given; none if it has
         less. ``is_put``: all of them will be kept, so that others are evicted now."""
+
+    def keep(self, keys: Sequence[bytes], parents: Sequence[bytes], rows: Rows) -> None:
+        """``put`` pages that are in ``new_rows``."""
+
+
+def is_lending(tier: Tier) -> TypeGuard[Lending]:
+    return hasattr(tier, "lend")  # a tenth of the time that a protocol's check takes
+
+
+def is_lasting(tier: Tier) -> TypeGuard[Lasting]:
+    return hasattr(tier, "recent")
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@ which folders and files it trusts."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from radixlm.base.errors import ConfigError
@@ -32,6 +32,16 @@ class Files:
     def read(self, fd: int, num_bytes: int, offset: int) -> bytes:
         return os.pread(fd, num_bytes, offset)
 
+    def remove(self, path: Path) -> None:
+        """Delete a file, and free its room even where a reader has it open."""
+        with suppress(OSError):  # no descriptor is left: then when the reader closes it
+            fd = self.open(path, os.O_WRONLY)
+            try:
+                os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+        path.unlink(missing_ok=True)
+
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
 
@@ -54,12 +64,3 @@ def trusted_folder(folder: Path, flag: str) -> Path:
     except OSError as error:
         raise ConfigError(f"{flag} {folder}: {error.strerror or error}; {works}") from error
     return folder
-
-
-def try_lock(fd: int) -> bool:
-    """Whether this process now is the only one with the file's lock, until it closes ``fd``."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

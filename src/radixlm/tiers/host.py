@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from radixlm.tiers.background import LOW_PRIORITY, Background, make_expanders
-from radixlm.tiers.base import PageRecord, Payload, TierName
+from radixlm.tiers.base import PageRecord, Payload, Rows, TierName
 from radixlm.tiers.codec import RAW, Codec
 from radixlm.tiers.row_memory import RowMemory
 from radixlm.wire.transfer import Hint
@@ -117,6 +117,14 @@ class HostTier:
             self._sink(evicted)
             evicted.clear()  # then their rows are free
         return rows.take(count)
+
+    def keep(self, keys: Sequence[bytes], parents: Sequence[bytes], rows: Rows) -> None:
+        self._insert(
+            [
+                Packed(key, parent, len(row), RAW, row)
+                for key, parent, row in zip(keys, parents, rows, strict=True)
+            ]
+        )
 
     def put(self, records: Sequence[PageRecord]) -> None:
         pages = []

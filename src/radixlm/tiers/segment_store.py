@@ -12,6 +12,7 @@ moved to the newest one first.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -21,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from radixlm.base.private_files import make_private_folder
-from radixlm.tiers.files import Files, try_lock
+from radixlm.base.private_files import make_private_folder, try_lock
+from radixlm.tiers.files import Files
 from radixlm.tiers.index_log import MAX_UNITS, UNIT, IndexLog, Place, place, where
 
 SEGMENT_BYTES: Final = 64 << 20
@@ -79,16 +80,31 @@ class SegmentStore:
         if self.is_writer:
             self._log.cut()
 
+    def reopen(self) -> None:
+        """After a fault: go on in a new segment, and in a new folder if this one is gone. OSError
+        where that fails, or a segment has no room."""
+        if not self.is_writer or self._log.is_replaced():
+            self._leave()
+            self.open()
+        if self.is_writer:
+            needed = self._segment_bytes + self._min_free_bytes
+            if self._files.free_bytes(self.folder) < needed:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._new_segment(0)
+
     def become_writer(self) -> bool:
         """Try to take the lock, and the log with it."""
         if not self.is_writer:
             fd = self._files.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
-            if try_lock(fd):
-                self._lock_fd, self.is_writer = fd, True
+            try:
+                self.is_writer = try_lock(fd)
+            finally:
+                if not self.is_writer:
+                    os.close(fd)
+            if self.is_writer:
+                self._lock_fd = fd
                 self.index.clear()
                 self._log.close()
-            else:
-                os.close(fd)
         return self.is_writer
 
     def follow(self) -> None:
@@ -118,6 +134,11 @@ class SegmentStore:
         for key in keys:
             self.index.pop(key, None)
             self.hot.pop(key, None)
+
+    def forget_lost(self) -> None:
+        """Forget all keys if the folder is gone."""
+        if self._log.is_replaced():
+            self.index.clear()
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -152,10 +173,13 @@ class SegmentStore:
             fd = self._files.open(self._path(number), os.O_RDONLY)
         except FileNotFoundError:
             return None  # dropped by the writer
-        if self._files.read(fd, _HEADER.size, 0) == self._header(number):
-            return fd
-        os.close(fd)
-        return None
+        is_own = False
+        try:
+            is_own = self._files.read(fd, _HEADER.size, 0) == self._header(number)
+        finally:
+            if not is_own:
+                os.close(fd)
+        return fd if is_own else None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"seg-{number:08}.kv"
@@ -179,12 +203,14 @@ class SegmentStore:
         self.sizes[self._number] = self._end
 
     def flush(self) -> None:
-        """Write the log of what was appended. OSError: it is forgotten."""
+        """Write the log of what was appended. OSError: it is known to this process only."""
         entries, self.unlogged = self.unlogged, []
         if entries:
+            if self._log.is_replaced():
+                raise FileNotFoundError(errno.ENOENT, "the folder was deleted")
+            self._learn(entries)
             self._log.append(entries)
             self._num_logged += len(entries)
-            self._learn(entries)
         if self._log.num_entries > 2 * len(self.index) + _SLACK:
             self._log.rewrite(self.index.items())
 
@@ -244,10 +270,11 @@ class SegmentStore:
 
     def drop_oldest(self) -> None:
         """Delete the oldest segment, but keep a part of what was read of it."""
-        self.flush()
         number = min(self.sizes)
         if number == self._number:
             self._seal()
+        # a full disk has no room for their entries in the log
+        self.unlogged = [(key, at) for key, at in self.unlogged if where(at)[0] != number]
         keys = [key for key, at in self.index.items() if where(at)[0] == number]
         # what moves may need room, too: then others are dropped whole
         hot = [] if self._is_moving else [key for key in keys if key in self.hot]
@@ -282,7 +309,7 @@ class SegmentStore:
     def _delete(self, number: int) -> None:
         self.sizes.pop(number, None)
         self._gone.append(number)
-        self._path(number).unlink(missing_ok=True)
+        self._files.remove(self._path(number))
         self.num_dropped_segments += 1
 
     # ---- all of it -----------------------------------------------------------------------------
@@ -294,17 +321,24 @@ class SegmentStore:
         self.hot.clear()
         self.unlogged.clear()
         if self.is_writer:
-            self._log.rewrite(())
             for number in list(self.sizes):
                 self._delete(number)
+            self._log.rewrite(())
 
-    def close(self) -> None:
+    def _leave(self) -> None:
+        """Give up the folder; its segments are closed by the thread that reads."""
         with suppress(OSError):
             self.flush()
         self._seal()
         self._log.close()
-        for fd in (*self._readers.values(), self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._readers.clear()
+        self._gone += list(self._readers)
+        self.hot.clear()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
         self._lock_fd, self.is_writer = -1, False
+
+    def close(self) -> None:
+        self._leave()
+        for fd in self._readers.values():
+            os.close(fd)
+        self._readers.clear()

@@ -14,15 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.memory.keys import window_key
+from radixlm.tiers.at_once import get_at_once, put_at_once, rows_at_once
 from radixlm.tiers.background import LOW_PRIORITY, Background, be_nice
 from radixlm.tiers.base import (
     UNANSWERED,
@@ -34,18 +36,22 @@ from radixlm.tiers.base import (
     Found,
     Get,
     Lasting,
-    Lending,
     Lookup,
     PageRecord,
+    Pages,
+    PageStore,
     Payload,
     Put,
     Report,
     Room,
     Rooms,
+    Rows,
     Tier,
     Told,
     Used,
     failed,
+    is_lasting,
+    is_lending,
 )
 from radixlm.tiers.operations import administer
 from radixlm.tiers.prefault import Spans, prefault
@@ -57,28 +63,10 @@ log = logging.getLogger(__name__)
 BATCH_BYTES: Final = 16 << 20  # moved between two looks at whether a job was cancelled
 MAX_ENDS: Final = 4  # of a prefix with windows or states, how many places are reported
 BEHIND_BYTES: Final = 4 << 20  # the same, of pages that nobody waits for
-AT_ONCE_BYTES: Final = 64 << 20  # of a command that the thread of the steps may carry out
 PEER_THREADS: Final = 32  # pulls that wait for other engines at the same time
 STOP_WAIT_S: Final = 5.0
 
 Answer = Callable[[Report], None]
-Pages = NDArray[np.int32]
-Rows = Sequence[Payload]
-
-
-class PageStore(Protocol):
-    """What the worker asks of the pools (``pools/page_bytes.py``)."""
-
-    @property
-    def is_on_host(self) -> bool: ...
-    def nbytes(self, space: int) -> int: ...
-    def fence(self) -> Any: ...
-    def read(
-        self, space: int, pages: Pages, out: Rows, fence: Any = None, *, is_team: bool = False
-    ) -> None: ...
-    def write(
-        self, space: int, pages: Pages, data: Rows, fence: Any = None, *, is_team: bool = False
-    ) -> None: ...
 
 
 class _Task:
@@ -87,7 +75,7 @@ class _Task:
     def __init__(self, command: Command, answer: Answer, epoch: int, fence: Any) -> None:
         self.command, self.answer, self.epoch, self.fence = command, answer, epoch, fence
         self.start_s = time.perf_counter()
-        self.is_team, self.rows = False, list[Payload]()  # by the thread of the steps; of a Put
+        self.rows: list[Payload] | None = None  # of the host tier, for the thread of the steps
         self.moved: dict[str, list[float]] = {}  # by tier: pages, bytes, seconds
 
     def note(self, tier: str, pages: int, num_bytes: int, seconds: float) -> None:
@@ -148,10 +136,11 @@ class PageWorker:
                 (room.open_room if command.is_open else room.close_room)(command.room)
             return
         task = _Task(command, answer, self._epoch, self._pages.fence())
-        task.is_team = isinstance(command, Get | Put) and self._is_at_once(task, command)
-        if task.is_team:
-            self._carry_out(task)
-            return
+        if isinstance(command, (Get, Put)):
+            task.rows = rows_at_once(command, self.tiers, self._pages)
+            if task.rows is not None:
+                self._carry_out(task)
+                return
         name, count = "gets", 1
         if isinstance(command, Put | Admin):
             name = "puts"
@@ -182,31 +171,9 @@ class PageWorker:
             return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
         return None
 
-    @property
-    def _lending(self) -> Lending | None:
-        return next((tier for tier in self.tiers[:1] if isinstance(tier, Lending)), None)
-
-    def _is_at_once(self, task: _Task, command: Get | Put) -> bool:
-        """Whether to copy pages between pools and memory of the host tier in the thread of the
-        steps, which is sooner done than another thread woken; many would hold up the steps."""
-        full, window = map(self._pages.nbytes, (0, 1))
-        num_bytes = len(command.keys) * full + len(command.windows) * window
-        tier = self._lending
-        if tier is None or not self._pages.is_on_host or num_bytes > AT_ONCE_BYTES:
-            return False
-        if isinstance(command, Put):
-            if command.windows or sum(one.takes_puts for one in self.tiers) != 1:
-                return False
-            missing = len(command.keys) - self.tiers[0].contains(command.keys)
-            task.rows = tier.new_rows(missing, full, is_put=True)
-            return len(task.rows) == missing
-        keys = [*command.keys, *(window_key(command.keys[i]) for i in command.windows)]
-        lent = [] if command.is_behind else tier.lend(keys)
-        return len(lent) == len(keys) and sum(map(len, lent)) == num_bytes
-
     def lasting(self) -> list[Lasting]:
         """The tiers that outlive the server."""
-        return [tier for tier in self.tiers if isinstance(tier, Lasting)]
+        return [tier for tier in self.tiers if is_lasting(tier)]
 
     def prefault(self, spans: Spans, free_bytes: int) -> None:
         """Make the memory of ``staging`` and of the pools while the engine is idle."""
@@ -284,6 +251,8 @@ class PageWorker:
 
     def _do(self, task: _Task) -> Report:
         command = task.command
+        if task.rows is not None:
+            return self._move_at_once(task, task.rows)
         if isinstance(command, Lookup):
             return self._look_up(command, task)
         if isinstance(command, Get):
@@ -293,12 +262,22 @@ class PageWorker:
         assert isinstance(command, Admin)
         return Told(command.job, administer(self, command))
 
+    def _move_at_once(self, task: _Task, rows: Rows) -> Done:
+        command, start_s, tier = task.command, time.perf_counter(), self.tiers[0]
+        assert isinstance(command, (Get, Put)) and is_lending(tier)
+        if isinstance(command, Put):
+            put_at_once(command, rows, tier, self._pages)
+        else:
+            get_at_once(command, rows, partial(self._write, task))
+        task.note(tier.name, len(rows), sum(map(len, rows)), time.perf_counter() - start_s)
+        return task.done(len(command.keys))
+
     def _is_over(self, task: _Task) -> bool:
         return task.epoch != self._epoch or task.command.job in self._cancelled
 
     def guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any:
         """The result of a tier's method; ``default`` if it fails."""
-        is_free = tier.name == "peer" or hasattr(tier, "lend") or call == tier.contains
+        is_free = tier.name == "peer" or is_lending(tier) or call == tier.contains
         locks = self._tier_locks
         try:
             with nullcontext() if is_free else locks.setdefault(id(tier), threading.Lock()):
@@ -395,7 +374,7 @@ class PageWorker:
         self, tier: Tier, keys: Sequence[bytes], nbytes: int, hint: Hint | None
     ) -> tuple[Rows, bool]:
         """Leading pages of a tier, and whether it has no more of them."""
-        lent: Rows = tier.lend(keys) if isinstance(tier, Lending) else []
+        lent: Rows = tier.lend(keys) if is_lending(tier) else []
         if lent := list(takewhile(lambda row: len(row) == nbytes, lent)):
             return lent, False
         rows = self._new_rows(len(keys), nbytes)
@@ -407,7 +386,7 @@ class PageWorker:
         with self._lock:
             if self._is_over(task):
                 return False
-            self._pages.write(space, pages, data, task.fence, is_team=task.is_team)
+            self._pages.write(space, pages, data, task.fence, is_team=task.rows is not None)
         return True
 
     def _promote(self, task: _Task, space: int, number: int, first: int, data: Rows) -> None:
@@ -450,12 +429,8 @@ class PageWorker:
         done, step = min(have, default=len(keys)), max(1, BATCH_BYTES // max(1, nbytes))
         while nbytes and done < len(keys) and not self._is_over(task):
             batch = range(done, min(done + step, len(keys)))
-            data: Rows = task.rows[: len(batch)]
-            if len(data) < len(batch):
-                data = self._new_rows(len(batch), nbytes)
-            task.rows = task.rows[len(batch) :]
-            part = pages[batch.start : batch.stop]
-            self._pages.read(space, part, data, task.fence, is_team=task.is_team)
+            data = self._new_rows(len(batch), nbytes)
+            self._pages.read(space, pages[batch.start : batch.stop], data, task.fence)
             if task.epoch != self._epoch:  # another scheduler may have written there meanwhile
                 return done
             records = [
@@ -474,8 +449,8 @@ class PageWorker:
     def _new_rows(self, count: int, nbytes: int) -> Rows:
         """Memory for pages, in arrays of their own: the tiers keep them one by one."""
         rows, staging = list[Payload](), self.staging
-        if (tier := self._lending) is not None:
-            rows = tier.new_rows(count, nbytes)
+        if self.tiers and is_lending(self.tiers[0]):
+            rows = self.tiers[0].new_rows(count, nbytes)
         elif staging is not None and staging.row_bytes == nbytes:
             rows = staging.take(count)
         return rows or [np.empty(nbytes, np.uint8) for _ in range(count)]

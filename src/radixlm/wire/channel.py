@@ -94,6 +94,7 @@ class ZmqChannel:
         else:
             self._socket.connect(address)
         self._codec = codec
+        self.monitor: zmq.Socket[bytes] | None = None  # has messages when the peer has gone
         self.num_dropped = 0  # messages that could not be decoded
         # answers the sender of a message that could not be decoded, if there is one
         self.on_malformed: Callable[[MalformedMessage], None] | None = None
@@ -138,5 +139,13 @@ class ZmqChannel:
         if self.num_dropped <= MAX_LOGGED or self.num_dropped & (self.num_dropped - 1) == 0:
             log.error("dropped a message (%d so far): %.500s", self.num_dropped, error)
 
+    def watch(self) -> zmq.Socket[bytes]:
+        """Have the ``monitor`` made, for a poller."""
+        self.monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        return self.monitor
+
     def close(self) -> None:
+        if self.monitor is not None:
+            self._socket.disable_monitor()
+            self.monitor.close(0)
         self._socket.close(0)

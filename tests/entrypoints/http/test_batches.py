@@ -16,7 +16,7 @@ from radixlm.base.errors import Overloaded
 from radixlm.entrypoints.http.app import resume, stop_background
 from radixlm.entrypoints.http.batches import files as files_module
 from radixlm.entrypoints.http.batches.lines import answer_line, read_line
-from radixlm.entrypoints.http.batches.runner import check_lines
+from radixlm.entrypoints.http.batches.runner import Batches, check_lines
 
 CHAT = "/v1/chat/completions"
 
@@ -168,6 +168,38 @@ async def test_a_batch_outlives_the_process(
         assert resume(two.state) == 0
 
 
+async def test_a_batch_of_another_process_is_left_to_it_until_that_ends(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several HTTP processes is replaced, or a second server begins in this folder."""
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.02)
+    options = {"file_storage_path": str(tmp_path)}
+    body = {"endpoint": CHAT, "completion_window": "24h"}
+    async with (
+        scripted_server(toy_folder, {}, **options) as one,
+        scripted_server(toy_folder, {}, **options) as two,
+    ):
+        one.engine.executor.is_slow = True
+        file_id = await upload(one, "\n".join(line(f"n{i}") for i in range(30)))
+        batch = (await one.post("/v1/batches", input_file_id=file_id, **body)).json()
+        await until(two, batch["id"], "in_progress")
+        assert resume(two.state) == 1
+        await asyncio.gather(*two.state.extra(Batches)._tasks.values())
+        assert not two.engine.intake.requests
+        done = await until(two, batch["id"], "completed")
+        assert done["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+        assert len(await results(two, done["output_file_id"])) == 30
+
+        file_id = await upload(one, "\n".join(line(f"n{i}") for i in range(60)))
+        batch = (await one.post("/v1/batches", input_file_id=file_id, **body)).json()
+        await until(two, batch["id"], "in_progress")
+        got = (await two.post(f"/v1/batches/{batch['id']}/cancel")).json()
+        assert got["status"] == "cancelling"
+        done = await until(two, batch["id"], "cancelled", "completed")
+        assert done["status"] == "cancelled" and done["request_counts"]["completed"] < 60
+    assert not [*(tmp_path / "batches").glob("*.lock"), *(tmp_path / "batches").glob("*.cancel")]
+
+
 async def test_a_long_integer_fails_its_line_with_400(toy_folder: Path, tmp_path: Path) -> None:
     async with scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server:
         text = line("a").replace('"body": {', '"body": {"n": ' + "9" * 30 + ", ")
@@ -229,7 +261,8 @@ async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
         )
         assert kept.status_code == 200
         assert len(list((tmp_path / "files").iterdir())) == 2, "a record and its content"
-        assert {path.name for path in tmp_path.iterdir()} == {"files", "responses.sqlite"}
+        made = {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"}
+        assert made == {"files", "responses.sqlite"}
         nothing = {"input_file_id": "file-" + "0" * 24, "completion_window": "24h"}
         got = await server.post("/v1/batches", endpoint=CHAT, **nothing)
         assert got.status_code == 404 and got.json()["error"]["param"] == "input_file_id"

@@ -229,9 +229,11 @@ def test_a_store_of_an_earlier_version_is_read(tmp_path: Path) -> None:
             "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB)"
         )
         db.execute("INSERT INTO responses VALUES ('a', 1e18, '{}', '[]', '[]')")
+        db.execute("CREATE TABLE unfinished (id TEXT PRIMARY KEY)")
+        db.execute("INSERT INTO unfinished VALUES ('a')")
     db.close()
     store = SqliteStore(path)
-    assert store.get("a") == Stored({}, [], [])
+    assert store.get("a") == Stored({}, [], []) and len(store.unfinished()) == 1
     store.put(Stored({"id": "b"}, [], [], "me"))
     assert store.get("b") == Stored({"id": "b"}, [], [], "me")
     assert _mode(path) == 0o600

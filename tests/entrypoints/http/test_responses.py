@@ -306,11 +306,21 @@ async def test_a_response_that_a_dead_process_left_has_failed(
     left = {"id": "resp_1", "status": "queued", "background": True, "output": []}
     store = SqliteStore(Path(folder) / "responses.sqlite")
     store.put(Stored(left, [], []))
+    other = SqliteStore(Path(folder) / "responses.sqlite")
+    other.put(Stored(left | {"id": "resp_2"}, [], []))
+    store.close()
     async with scripted_server(toy_folder, {}, file_storage_path=folder) as server:
         resume(server.state)
         got = (await server.client.get("/v1/responses/resp_1")).json()
         assert got["status"] == "failed" and "restarted" in got["error"]["message"]
-        assert store.unfinished() == []
+        got = (await server.client.get("/v1/responses/resp_2")).json()
+        assert got["status"] == "queued"  # its process lives
+        assert other.unfinished() == []
+        other.close()
+        resume(server.state)
+        got = (await server.client.get("/v1/responses/resp_2")).json()
+        assert got["status"] == "failed"
+    assert len(list(Path(folder).glob("process-*.lock"))) == 1
 
 
 async def test_background_events_can_be_read_again(client: openai.AsyncOpenAI) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -456,6 +457,31 @@ def test_a_folder_that_others_may_write_to_leaves_no_descriptor_open(tmp_path: P
         with pytest.raises(TransferError, match="chmod 700"):
             store.open()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("how", ["deleted", "all deleted", "replaced"])
+def test_a_shared_folder_that_goes_away_is_opened_again(tmp_path: Path, how: str) -> None:
+    root = tmp_path / "pages"
+    extra = {"directory": str(root), "min_free_gb": 0}
+    tier = make_store("shared_file", extra, manifest())
+    tier.put(records(KEYS))
+    assert tier.flush(LIMIT_S) and fetch(tier, KEYS) == len(KEYS)
+    if how == "deleted":
+        shutil.rmtree(next(root.iterdir()))
+    elif how == "all deleted":
+        shutil.rmtree(root)
+    else:
+        root.rename(tmp_path / "old")
+        other = make_store("shared_file", extra, manifest())
+        other.put(records(KEYS[:2]))
+        assert other.flush(LIMIT_S)
+        other.close()
+    num_open = len(os.listdir("/proc/self/fd"))
+    tier.put(records(KEYS))
+    assert tier.flush(LIMIT_S)
+    assert len(list(root.glob("*/*"))) == len(KEYS) == tier.contains(KEYS) == fetch(tier, KEYS)
+    assert tier.stats()["errors"] == 0 and len(os.listdir("/proc/self/fd")) == num_open
+    tier.close()
 
 
 def test_many_small_objects_are_read_with_few_open_files(tmp_path: Path) -> None:

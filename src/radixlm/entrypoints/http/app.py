@@ -209,7 +209,8 @@ def make_state(
 
 
 def resume(state: ServerState) -> int:
-    """Continue the batches of an earlier process; how many. Call when the engine is ready."""
+    """Continue the batches of processes that have ended; how many may be. Call when the engine is
+    ready."""
     state.extra(Responses).fail_unfinished()
     return state.extra(Batches).resume(state)
 

@@ -267,7 +267,7 @@ class Server:
                 log.info("--debug-tensor-dump-input-file has run: the server ends")
                 self._stop_now()
                 return
-            load("radixlm.entrypoints.http.app:resume")(self.state)
+        load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.is_warm = True
         self.state.ready_after_s = time.monotonic() - self.began_s
         took = format_seconds(self.state.ready_after_s)

@@ -57,6 +57,9 @@ class FileStore:
         self._used, self._counts = 0, {"evicted": 0.0, "refused": 0.0, "full": 0.0}
 
     def open(self) -> None:
+        self._open_folder()
+
+    def _open_folder(self) -> None:
         self._root.mkdir(0o700, parents=True, exist_ok=True)
         root = os.open(self._root, _FOLDER)
         try:
@@ -71,9 +74,21 @@ class FileStore:
         except TransferError:
             os.close(folder)
             raise
-        self.close()
-        self._folder = folder
+        if self._folder < 0:
+            self._folder = folder
+        else:  # other threads use it: the number stays
+            os.dup2(folder, self._folder, inheritable=False)
+            os.close(folder)
         self._used = sum(size for _, size, _, _ in self._files())
+
+    def _follow_folder(self) -> None:
+        """Open the folder again if it was deleted or replaced."""
+        with self._lock:
+            with suppress(FileNotFoundError):
+                now = os.stat(self._root / self._namespace, follow_symlinks=False)
+                if os.path.samestat(now, os.fstat(self._folder)):
+                    return
+            self._open_folder()
 
     @staticmethod
     def _check(folder: int, name: str) -> None:
@@ -84,6 +99,7 @@ class FileStore:
             )
 
     def exists(self, names: Sequence[str]) -> list[bool]:
+        self._follow_folder()
         return [self._exists(name) for name in names]
 
     def _exists(self, name: str) -> bool:
@@ -142,6 +158,7 @@ class FileStore:
                 done += step
 
     def put(self, names: Sequence[str], values: Sequence[bytes]) -> None:
+        self._follow_folder()
         disk = os.fstatvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize - self._options.min_free_gb * _GB
         for name, value in zip(names, values, strict=True):

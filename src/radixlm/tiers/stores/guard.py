@@ -67,13 +67,20 @@ class Lane:
 
 
 class Breaker:
-    """Open for WINDOW_S after MAX_FAILURES within WINDOW_S; then one call tries whether the store
-    is back, and closes it or keeps it open as long again."""
+    """Open for WINDOW_S after ``max_failures`` within WINDOW_S; then one call tries whether the
+    store is back, and closes it or keeps it open twice as long, but at most ``max_pause_s``. What
+    fails again within that time goes on with the longer pause."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        max_failures: int = MAX_FAILURES,
+        max_pause_s: float = WINDOW_S,
+    ) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
-        self._open_until = 0.0
+        self._failures: deque[float] = deque(maxlen=max_failures)
+        self._max_failures, self._max_pause_s = max_failures, max_pause_s
+        self._pause_s, self._open_until, self._closed_s = WINDOW_S, 0.0, float("-inf")
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +92,7 @@ class Breaker:
             if self.is_open:
                 return False
             if self._open_until:
-                self._open_until = self._clock() + WINDOW_S
+                self._open_until = self._clock() + self._pause_s
             return True
 
     def note(self, is_good: bool) -> None:
@@ -95,9 +102,12 @@ class Breaker:
             if is_good:
                 if self._open_until:
                     self._failures.clear()
+                    self._closed_s = now
                 self._open_until = 0.0
                 return
             self._failures.append(now)
-            is_full = len(self._failures) == MAX_FAILURES
+            is_full = len(self._failures) == self._max_failures
             if self._open_until or (is_full and now - self._failures[0] <= WINDOW_S):
-                self._open_until = now + WINDOW_S
+                is_new = not self._open_until and now - self._closed_s > self._max_pause_s
+                self._pause_s = WINDOW_S if is_new else min(2 * self._pause_s, self._max_pause_s)
+                self._open_until = now + self._pause_s

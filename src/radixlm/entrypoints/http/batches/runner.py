@@ -1,7 +1,8 @@
 """Batches: files of requests that are answered in the background, across restarts.
 
 Each batch is a JSON record and two growing files of answers. A batch that was running when
-the process ended continues with the lines that have no answer yet.
+the process ended continues with the lines that have no answer yet. The process that runs a batch
+has the lock of its file ".lock"; another one that shall end it makes a file ".cancel".
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import Any
 import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
-from radixlm.base.private_files import make_private_folder, write_private
+from radixlm.base.private_files import lock_file, make_private_folder, write_private
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
@@ -48,6 +49,7 @@ class Batches:
     def __init__(self, folder: Path, files: Files) -> None:
         self._folder, self._files, self.threads = folder, files, files.threads
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, int] = {}  # of the batches that this process runs
 
     # ---- records ---------------------------------------------------------------------------
 
@@ -117,7 +119,8 @@ class Batches:
         return record
 
     def resume(self, state: ServerState) -> int:
-        """Continue the batches that were running when the process ended; how many."""
+        """Continue the batches that were running when their process ended, if no other process does
+        so; how many may be."""
         if not self._folder.is_dir():
             return 0
         left = [r for r in self.all() if r["status"] in RUNNING and r["id"] not in self._tasks]
@@ -129,8 +132,30 @@ class Batches:
         task = asyncio.create_task(self._run_to_end(state, record))
         self._tasks[record["id"]] = task
 
+    def _claim(self, record: Record) -> bool:
+        """Take a batch, and read its record again; False if another process has it, or it has
+        ended. The system gives it free when this process dies."""
+        batch_id = record["id"]
+        if batch_id not in self._locks:
+            lock = lock_file(self._path(batch_id, "lock"))
+            if lock is None:
+                return False
+            self._locks[batch_id] = lock
+            record |= self.record(batch_id)
+        if record["status"] not in RUNNING:
+            self._release(batch_id)
+        return batch_id in self._locks
+
+    def _release(self, batch_id: str) -> None:
+        lock = self._locks.pop(batch_id, None)
+        if lock is not None:
+            with suppress(OSError):
+                self._path(batch_id, "lock").unlink(missing_ok=True)
+            os.close(lock)
+
     async def cancel(self, batch_id: str) -> Record:
-        """Cancel a batch; its answers so far are stored."""
+        """Cancel a batch; its answers so far are stored. One of another process ends with the lines
+        that it has begun."""
         record = self.record(batch_id)
         task = self._tasks.get(batch_id)
         if record["status"] not in RUNNING:
@@ -139,9 +164,13 @@ class Batches:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        elif not self._claim(record):
+            self._path(batch_id, "cancel").touch()
+            return record | {"status": "cancelling", "cancelling_at": int(time.time())}
         record = self.record(batch_id)
         if record["status"] in RUNNING:
             self._finish(record, "cancelled")
+        self._release(batch_id)
         return record
 
     def delete(self, batch_id: str) -> None:
@@ -176,11 +205,14 @@ class Batches:
             self._finish(record, "failed")
         finally:
             self._tasks.pop(record["id"], None)
+            self._release(record["id"])
 
     async def _run_unless_full(self, state: ServerState, record: Record) -> bool:
-        """Run the batch; False if the disk was full. Answers so far are stored."""
+        """Run the batch, if no other process does; False if the disk was full. Answers so far are
+        stored."""
         try:
-            await self._run(state, record)
+            if self._claim(record):
+                await self._run(state, record)
         except Exception as error:
             if not is_disk_full(error):
                 raise
@@ -204,11 +236,15 @@ class Batches:
             for _ in range(min(MAX_AT_ONCE, len(left))):
                 group.create_task(self._work(state, record, feed))
         counts = record["request_counts"]
-        if counts["completed"] + counts["failed"] == len(lines):
+        if self._is_cancelled(record):
+            self._finish(record, "cancelled")
+        elif counts["completed"] + counts["failed"] == len(lines):
             self._finish(record, "completed")
 
     async def _work(self, state: ServerState, record: Record, feed: Any) -> None:
         for line in feed:
+            if self._is_cancelled(record):
+                return
             await _yield_to_clients(state)
             begin_call(fair_share_key(), record["id"])  # the batch's lines take turns as one call
             answer = await answer_line(state, line)
@@ -219,6 +255,9 @@ class Batches:
             write_private(path, orjson.dumps(answer) + b"\n", is_appended=True)
             record["request_counts"]["completed" if is_good else "failed"] += 1
             self._save(record)
+
+    def _is_cancelled(self, record: Record) -> bool:
+        return self._path(record["id"], "cancel").exists()
 
     def _answered(self, record: Record) -> set[str]:
         """The ids that have an answer, and count them; an incomplete last line is dropped."""
@@ -243,6 +282,7 @@ class Batches:
                 record[name] = made["id"]
                 path.unlink()
         self._save(record, **{"status": status, f"{status}_at": int(time.time())})
+        self._path(record["id"], "cancel").unlink(missing_ok=True)
 
 
 async def _yield_to_clients(state: ServerState) -> None:

@@ -158,7 +158,8 @@ class Responses:
         await self._ask(self.store.delete, stored_id)
 
     def fail_unfinished(self) -> int:
-        """Mark unfinished responses of an earlier process as failed; how many. Call at start."""
+        """Mark unfinished responses of processes that have ended as failed; how many. Call at
+        start."""
         unfinished = self.store.unfinished()
         for stored in unfinished:
             error = {"code": "server_error", "message": "the server was restarted"}

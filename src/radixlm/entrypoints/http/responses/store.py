@@ -1,5 +1,7 @@
 """Stores of responses, which later responses continue."""
 
+import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -12,7 +14,7 @@ import orjson
 
 from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.base.lazy import require
-from radixlm.base.private_files import make_private_folder, write_private
+from radixlm.base.private_files import lock_file, make_private_folder, write_private
 
 MAX_IN_MEMORY = 4096
 MAX_BYTES = 256 << 20
@@ -46,7 +48,7 @@ class ResponseStore(Protocol):
     def delete(self, response_id: str) -> bool: ...
 
     def unfinished(self) -> list[Stored]:
-        """The responses that an earlier process did not finish."""
+        """The responses of processes that ended before these were finished."""
 
 
 class MemoryStore:
@@ -82,7 +84,8 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """Responses in a file; opening it deletes those that are too old."""
+    """Responses in a file, of any number of processes; opening it deletes those that are too old.
+    Each process keeps the lock of a file of its own, so that the others know whether it lives."""
 
     def __init__(self, path: Path) -> None:
         """ConfigError if the file cannot be opened."""
@@ -90,7 +93,10 @@ class SqliteStore:
             if not path.parent.is_dir():
                 make_private_folder(path.parent)
             write_private(path, b"", is_appended=True)  # SQLite's other files get the same mode
+            self._folder, self._process = path.parent, secrets.token_hex(8)
+            self._process_lock = lock_file(self._lock_path(self._process))
             self._db = sqlite3.connect(path, check_same_thread=False)
+            self._db.execute("BEGIN IMMEDIATE")  # others may open it at the same time
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
                 "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB, "
@@ -100,26 +106,52 @@ class SqliteStore:
             if "owner" not in names:  # of an earlier version
                 column = "owner TEXT NOT NULL DEFAULT ''"
                 self._db.execute(f"ALTER TABLE responses ADD COLUMN {column}")
-            self._db.execute("CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY)")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS unfinished "
+                "(id TEXT PRIMARY KEY, process TEXT NOT NULL DEFAULT '')"
+            )
+            names = [row[1] for row in self._db.execute("PRAGMA table_info(unfinished)")]
+            if "process" not in names:
+                column = "process TEXT NOT NULL DEFAULT ''"
+                self._db.execute(f"ALTER TABLE unfinished ADD COLUMN {column}")
             self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEEP_S,))
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"--file-storage-path {path.parent}: {error}") from error
         self._lock = threading.Lock()
 
+    def _lock_path(self, process: str) -> Path:
+        return self._folder / f"process-{process}.lock"
+
+    def _has_ended(self, process: str) -> bool:
+        path = self._lock_path(process)
+        if not path.exists():
+            return True
+        lock = lock_file(path)
+        if lock is not None:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+        return lock is not None
+
+    def close(self) -> None:
+        self._db.close()
+        if self._process_lock is not None:
+            os.close(self._process_lock)
+
     def put(self, stored: Stored) -> None:
         response_id = stored.response["id"]
         parts = (stored.response, stored.input_items, stored.messages)
         blobs = [orjson.dumps(part) for part in parts]
-        statement = "INSERT OR REPLACE INTO unfinished VALUES (?)"
-        if not stored.is_unfinished:
-            statement = "DELETE FROM unfinished WHERE id = ?"
+        statement, named = "DELETE FROM unfinished WHERE id = ?", [response_id]
+        if stored.is_unfinished:
+            statement = "INSERT OR REPLACE INTO unfinished VALUES (?, ?)"
+            named = [response_id, self._process]
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
                 (response_id, time.time(), *blobs, stored.owner),
             )
-            self._db.execute(statement, (response_id,))
+            self._db.execute(statement, named)
             self._db.commit()
 
     def get(self, response_id: str) -> Stored | None:
@@ -142,7 +174,11 @@ class SqliteStore:
 
     def unfinished(self) -> list[Stored]:
         with self._lock:
-            ids = [row[0] for row in self._db.execute("SELECT id FROM unfinished")]
+            rows = self._db.execute("SELECT id, process FROM unfinished").fetchall()
+        files = {path.stem.removeprefix("process-") for path in self._folder.glob("process-*.lock")}
+        processes = files | {process for _, process in rows} - {self._process}
+        gone = {process for process in processes if self._has_ended(process)}
+        ids = [response_id for response_id, process in rows if process in gone]
         return [stored for i in ids if (stored := self.get(i)) is not None]
 
 
