@@ -258,8 +258,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
     *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),
     *_unsupported("chat", "task prompts are not supported: write the task in a message", "task"),
-    *_unsupported("chat", "the old form of tools: send tools", "functions"),
-    *_unsupported("chat", "the old form of tool_choice: send tool_choice", "function_call"),
     *_unsupported("chat", "this server answers with text only", "audio"),
     *_unsupported("chat", "this server does not search the web", "web_search_options"),
     *_unsupported("chat responses", "this server does not moderate", "moderation"),

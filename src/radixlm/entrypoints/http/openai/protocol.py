@@ -96,6 +96,8 @@ class ChatRequest(Generation):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
+    functions: Objects | None = None  # the older form of tools
+    function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | float | None = None
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = True
