@@ -10,6 +10,7 @@ from typing import Any
 Schema = dict[str, Any]
 JSON, TEXT, SSE = "application/json", "text/plain", "text/event-stream"
 NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
+BINARY: Schema = {"type": "string", "format": "binary"}
 
 
 def _object(**fields: Schema) -> Schema:
@@ -271,10 +272,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/load": {JSON: _object(server_load=INT)},
     "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: STR},
     "/v1/completions/render": {JSON: _list(RENDERED)},
-    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR},
+    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR, BYTES: BINARY},
     "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
-    "/v1/embeddings": {JSON: VECTORS},
+    "/v1/embeddings": {JSON: VECTORS, BYTES: BINARY},
     "/v1/classify": {JSON: CLASSES},
     "/encode": {JSON: _one_of(POOLED, _list(POOLED))},
     "/classify": {JSON: _one_of(POOLED, _list(POOLED), CLASSES)},
@@ -283,7 +284,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/reranking": {JSON: RANKED},
     "/v1/reranking": {JSON: RANKED},
     "/rerank": {JSON: RANKED},
-    "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE)},
+    "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE), BYTES: BINARY},
     "/v2/embed": {JSON: _object(id=STR, embeddings=DICT, texts=_or_null(_list(STR)), meta=DICT)},
     "/v1/score": {JSON: SCORES},
     "/score": {JSON: SCORES},
@@ -318,7 +319,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/v1/files": {JSON: _one_of(FILE, PAGE)},
     "/v1/files/{file_id}": {JSON: _one_of(FILE, DELETED)},
-    "/v1/files/{file_id}/content": {BYTES: {"type": "string", "format": "binary"}},
+    "/v1/files/{file_id}/content": {BYTES: BINARY},
     "/v1/batches": {JSON: _one_of(BATCH, PAGE)},
     "/v1/batches/{batch_id}": {JSON: BATCH},
     "/v1/batches/{batch_id}/cancel": {JSON: BATCH},
