@@ -107,7 +107,6 @@ def _unsupported(
     )
 
 
-_NO_EXPERTS = "routed experts are not recorded"
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
 _ANTHROPIC = "messages count_tokens"
 _PAIRED = "generate openai responses messages ollama ollama_generate"
@@ -119,6 +118,8 @@ FIELDS: tuple[Field, ...] = (
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool | Literal["last"], "generate openai"),
+        ("return_routed_experts", bool, "generate openai"),
+        ("routed_experts_start_len", Annotated[int, Meta(ge=0, lt=1 << 31)], "generate openai"),
         # a list has a value a prompt
         ("extra_key", str | list[str], "generate openai responses"),
         ("cache_salt", str | list[str], "generate openai responses"),
@@ -194,7 +195,6 @@ FIELDS: tuple[Field, ...] = (
     # unsupported
     *_unsupported("generate", "send lora_path, the name of the adapter", "lora_id"),
     *_unsupported("generate", "encoders are part of the server", "encoder_urls"),
-    *_unsupported("generate openai", _NO_EXPERTS, "return_routed_experts routed_experts_start_len"),
     *_unsupported("generate", "indexers are not recorded", "return_indexer_topk"),
     *_unsupported("generate openai", "watermarking is not supported", "watermark"),
     *_unsupported("sampling_params", "watermarking is not supported", "watermark"),

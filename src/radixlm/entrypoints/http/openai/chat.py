@@ -222,8 +222,8 @@ class _Counter:
 
     def add(self, delta: Delta) -> None:
         before = self._last.get(delta.index)
-        if before is not None and delta.output.hidden_states is None:
-            delta.output.hidden_states = before.hidden_states
+        if before is not None:
+            delta.output.take_rows(before)
         self._last[delta.index] = delta.output
         reasoning = self._reasoning.get(delta.index, "")
         self._reasoning[delta.index] = reasoning + delta.parsed.reasoning

@@ -293,8 +293,8 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
         async for prompt, output in deltas:
             index = prompt * call.num_samples + output.index
             is_first = index not in totals
-            if not is_first and output.hidden_states is None:
-                output.hidden_states = totals[index].hidden_states
+            if not is_first:
+                output.take_rows(totals[index])
             totals[index] = output
             if is_first and call.body.logprobs is not None:
                 lists[index] = _lists(call)

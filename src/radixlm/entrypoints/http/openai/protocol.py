@@ -66,6 +66,7 @@ class Generation(Body):
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
     return_spec_tokens_details: bool | None = False
+    return_routed_experts: bool | None = False
     # of vLLM
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
