@@ -1,5 +1,5 @@
-"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama and
-llama.cpp."""
+"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama,
+llama.cpp and TGI."""
 
 from __future__ import annotations
 
@@ -52,12 +52,15 @@ DATA_ROUTES = (
     "/completion",
     "/infill",
     "/apply-template",
+    "/generate_stream",
     "/v2/embed",
     "/v1/chat/completions/batch",
 )
 """Paths of POST."""
 
-GET_ROUTES = ("/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info", "/props")
+GET_ROUTES = (
+    "/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info", "/props", "/info",
+)  # fmt: skip
 """Paths of GET that any worker can answer."""
 
 DISAGGREGATED = (
@@ -70,5 +73,6 @@ DISAGGREGATED = (
     "/api/generate",
     "/completion",
     "/infill",
+    "/generate_stream",
 )
 """Those that generate text, and so need a prefill and a decode worker."""

@@ -7,7 +7,8 @@ and docs/api.md are made of them.
 The APIs: ``generate`` and its ``sampling_params``; OpenAI's ``completions``, ``chat`` ("openai" is
 both) and ``responses``; Anthropic's ``messages`` and ``count_tokens``; ``ollama`` and its
 ``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``embeddings``;
-``score``; ``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
+``score``; ``tgi``;
+``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
 holds defaults).
 """
 
@@ -109,7 +110,7 @@ def _unsupported(
 
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
 _ANTHROPIC = "messages count_tokens"
-_PAIRED = "generate openai responses messages ollama ollama_generate"
+_PAIRED = "generate openai responses messages ollama ollama_generate tgi"
 
 FIELDS: tuple[Field, ...] = (
     # request options that several APIs share
