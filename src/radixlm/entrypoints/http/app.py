@@ -58,7 +58,7 @@ from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.middleware import RequestMiddleware
 from radixlm.entrypoints.http.native import generate, grammar, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
-from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.openai import chat, completions, fim
 from radixlm.entrypoints.http.openapi.document import openapi_of
 from radixlm.entrypoints.http.pooling import cohere, embeddings, rerank, score
 from radixlm.entrypoints.http.responses import compact, conversations
@@ -98,6 +98,7 @@ _ROUTERS = (
     live.router,
     tokenization.router,
     completions.router,
+    fim.router,
     chat.router,
     speech.router,
     embeddings.router,

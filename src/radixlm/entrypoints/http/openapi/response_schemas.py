@@ -271,6 +271,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
         )
     },
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
+    "/v1/fim/completions": {
+        JSON: _object(id=STR, object=_kind("chat.completion"), choices=_list(DICT), usage=SPENT),
+        SSE: STR,
+    },
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/v1/chat/completions/batch": {JSON: CHAT},
     "/v1/chat/completions/render": {JSON: RENDERED},
