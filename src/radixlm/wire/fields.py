@@ -250,7 +250,6 @@ FIELDS: tuple[Field, ...] = (
         "openai", "register a class with --logit-processor, send custom_params", "vllm_xargs"
     ),
     *_unsupported("openai", "loops are not looked for: send stop", "repetition_detection"),
-    *_unsupported("completions", "send input_embeds to /generate", "prompt_embeds"),
     *_unsupported("openai", "send token_ids_logprob to /generate", "logprob_token_ids"),
     *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
     *_unsupported(

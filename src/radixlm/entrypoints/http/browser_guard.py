@@ -26,7 +26,8 @@ Headers = Mapping[bytes, bytes]
 INFERENCE_PATHS = frozenset(
     "/ /health /ready /health_generate /ping /v1/health /openapi.json "
     "/generate /generate_from_file /encode /classify /invocations "
-    "/v1/completions /v1/fim/completions /v1/chat/completions /v1/responses /v1/responses/input_tokens "
+    "/v1/fim/completions /v1/completions /v1/chat/completions "
+    "/v1/responses /v1/responses/input_tokens "
     "/v1/responses/compact /chat/completions/input_tokens /v1/chat/completions/input_tokens "
     "/v1/embeddings /v1/classify /pooling /score /v1/score /v2/embed "
     "/v1/rerank /rerank /v2/rerank /reranking /v1/reranking "

@@ -76,9 +76,13 @@ class Generation(Body):
 
 @with_fields("completions")
 class CompletionRequest(Generation):
-    """POST /v1/completions."""
+    """POST /v1/completions. ``prompt_embeds`` (vLLM's): vectors [tokens, width] in the place of a
+    prompt, as base64 of a file of ``torch.save``, safetensors or numpy, or a list of them."""
 
-    prompt: str | Ints | Strings | Annotated[list[Ints], Field(max_length=MAX_PROMPTS)]
+    prompt: str | Ints | Strings | Annotated[list[Ints], Field(max_length=MAX_PROMPTS)] | None = (
+        None
+    )
+    prompt_embeds: str | Annotated[Strings, Field(max_length=MAX_PROMPTS)] | None = None
     best_of: int | None = None
     echo: bool | None = False
     logprobs: int | None = None
