@@ -67,7 +67,7 @@ def _view(numbers: NDArray[Any], offset: int, shape: Any, strides: Any) -> NDArr
 def _described(data: bytes) -> tuple[Any, int, Any, Any]:
     """(storage, offset, shape, strides), as the pickle tells them."""
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
         if name in _VALUES:
