@@ -69,6 +69,9 @@ _TITLES = {
     "batches": "Files and batches",
     "anthropic": "Anthropic",
     "ollama": "Ollama",
+    "vllm": "vLLM",
+    "llama.cpp": "llama.cpp",
+    "tgi": "Text Generation Inference",
     "admin": "Administration",
 }
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}

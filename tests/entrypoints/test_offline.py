@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 import radixlm
 from radixlm.base.errors import EngineError, InvalidRequest
 from radixlm.entrypoints.answers import Generation, MetaInfo
+from radixlm.entrypoints.offline_control import EngineTokenizerManager
 from radixlm.weights.size import stored_bytes
 
 SHUT = "this engine was shut down: make a new radixlm.Engine"
@@ -31,6 +33,7 @@ ARGUMENTS = {  # of calls that need some
     "load_lora_adapter": ("a", "folder"),
     "load_lora_adapter_from_tensors": ("a", {}, {}),
     "unload_lora_adapter": ("a",),
+    "close_session": ("a",),
     "update_weights_from_disk": ("folder",),
     "update_weights_from_tensor": ([],),
     "init_weights_update_group": ("127.0.0.1", 1, 1, 2),
@@ -65,6 +68,48 @@ def test_calls_after_shutdown_say_so() -> None:
             with pytest.raises(EngineError, match=SHUT):
                 answer = asyncio.run(call(*arguments)) if is_async else call(*arguments, **more)
                 list(answer if more else ())
+
+
+GREEDY = {"max_new_tokens": 4, "temperature": 0.0}
+
+
+def test_a_session_goes_on_from_its_requests() -> None:
+    with radixlm.Engine(random_seed=1) as engine:
+        name = engine.open_session(100)
+        params: dict[str, str] = {"id": name}
+        first = engine.generate(
+            "The sky", GREEDY, session_params=params, return_prompt_token_ids=True
+        )
+        params["rid"] = first["meta_info"]["id"]
+        second = engine.generate(" is", GREEDY, session_params=params, return_prompt_token_ids=True)
+        before = first["prompt_token_ids"] + first["output_ids"]
+        assert second["prompt_token_ids"][: len(before)] == before
+        engine.close_session(name)
+        with pytest.raises(InvalidRequest, match="no session"):
+            engine.generate("x", GREEDY, session_params=params)
+
+
+def test_the_tokenizer_manager_has_what_programs_for_sglang_read() -> None:
+    async def answers(manager: EngineTokenizerManager) -> list[str]:
+        one = SimpleNamespace(text="The sky", sampling_params=GREEDY, rid=None)
+        many = {"text": "The sky", "sampling_params": GREEDY, "stream": True}
+        texts = [[got["text"] async for got in manager.generate_request(x)] for x in (one, many)]
+        assert (await manager.flush_cache()).success
+        assert len(texts[0]) == 1 < len(texts[1])
+        return [parts[-1] for parts in texts]
+
+    with radixlm.Engine(random_seed=1) as engine:
+        manager = engine.tokenizer_manager
+        ids = manager.tokenizer.encode("The sky")
+        assert ids == engine.tokenizer.encode("The sky")
+        chat = [{"role": "user", "content": "hi"}]
+        assert "hi" in manager.tokenizer.apply_chat_template(chat, tokenize=False)
+        model = manager.model_config
+        assert model.context_len == manager.context_len == engine.info.context_len
+        assert model.vocab_size == model.hf_config.vocab_size and model.is_generation
+        assert manager.server_args.random_seed == engine.server_args.random_seed == 1
+        first, second = asyncio.run(answers(manager))
+        assert first == second == engine.generate("The sky", GREEDY)["text"]
 
 
 def test_chat_is_generate_of_the_rendered_conversation() -> None:

@@ -42,9 +42,10 @@ dump_state_text("out.txt", [state, "text"])
 open("lines.jsonl", "w").write('# a comment\\n{"a": 1}\\n')
 assert list(read_jsonl("lines.jsonl")) == [{"a": 1}] and "text" in open("out.txt").read()
 assert LazyImport("json", "JSONDecoder")().decode("1") == 1
-assert ReasoningParser("qwen3").parse_non_stream("<think>a</think>b") == ("a", "b")
+assert ReasoningParser("Qwen3").parse_non_stream("<think>a</think>b") == ("a", "b")
 parser = ReasoningParser("deepseek-r1")
 assert [parser.parse_stream_chunk(t) for t in ("ab", "</think>c")] == [("ab", ""), ("", "c")]
+assert parser.parse_stream_end() == ("", "")
 tools = [Tool(function=Function(name="f", parameters={"type": "object"}))]
 parser = FunctionCallParser(tools=tools, tool_call_parser="qwen25")
 call = '<tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>'

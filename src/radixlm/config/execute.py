@@ -133,6 +133,9 @@ class ExecuteConfig(Group):
         Flag(within=NON_NEGATIVE),
     ] = None
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
+    enable_return_routed_experts: Annotated[
+        bool, "Requests may ask which experts their tokens chose."
+    ] = False
     enable_nan_detection: Annotated[
         bool, "Fail a request whose logits are NaN; always on for CPUs.", Flag(only_device="cuda")
     ] = False

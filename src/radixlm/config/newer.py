@@ -236,7 +236,7 @@ _REFUSED: Mapping[str, str] = {
     "chat templates of requests": "trust_request_chat_template",
     "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
     "other fields in answers": """
-        enable_return_indexer_topk enable_return_routed_experts padded_output_tokens
+        enable_return_indexer_topk padded_output_tokens
         return_input_ids return_output_ids""",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """

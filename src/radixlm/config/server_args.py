@@ -8,7 +8,7 @@ from typing import Any
 from radixlm.base.lazy import load
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.option import options
-from radixlm.config.server_config import ServerConfig
+from radixlm.config.server_config import ServerConfig, flat
 
 
 class ServerArgs:
@@ -18,6 +18,13 @@ class ServerArgs:
     def __init__(self, **given: Any) -> None:
         self._given = dict(given)
         self._config = ServerConfig.from_kwargs(**given)
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ServerArgs:
+        """The options of a configuration."""
+        made = cls.__new__(cls)
+        made._given, made._config = flat(config, show_secrets=True), config
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in options():

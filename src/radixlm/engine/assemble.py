@@ -148,7 +148,7 @@ def _load_models(
     overrides = invariant_kernels(config, info) | overrides
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
-        experts = ExpertPlaces(config.parallel, peers.ranks)
+        experts = ExpertPlaces(config, info, peers.ranks)
         packed = PackedWeights(config, info, kernels, peers.ranks)
         model, num_bytes = load_model(
             config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
@@ -254,7 +254,7 @@ def load_engine(
         },
         make_processors(config, info), _media(config, info, where, boot.weights), profiler,
         steps.compiled, loader.table if loader else None, draft, loaded.experts.recorder,
-        steps.dump, peers.ranks,
+        steps.dump, peers.ranks, loaded.experts.routed,
     )  # fmt: skip
     facts = _facts(info, pools, limits, loaded)
     facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None

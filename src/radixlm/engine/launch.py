@@ -70,6 +70,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         request_timeout_s=config.schedule.request_timeout_s,
         max_queue_time_s=QUEUE_TIMEOUT_S.get() or None,
         hidden_states_enabled=config.execute.enable_return_hidden_states,
+        routed_shape=info.routed_shape if config.execute.enable_return_routed_experts else None,
         processors=tuple(sorted(processor_targets(config.grammar))),
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,

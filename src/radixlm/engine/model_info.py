@@ -77,6 +77,18 @@ class ModelInfo(Record):
         return self.media is not None
 
     @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with experts."""
+        return tuple(n for n, b in enumerate(self.decoder.blocks) if isinstance(b.ffn, Moe))
+
+    @property
+    def routed_shape(self) -> tuple[int, int]:
+        """Layers, and experts that a token chooses in a layer at most."""
+        blocks = self.decoder.blocks
+        chosen = (block.ffn.top_k for block in blocks if isinstance(block.ffn, Moe))
+        return len(blocks), max(chosen, default=0)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         found: list[Rope] = []
         for block in self.decoder.blocks:

@@ -41,6 +41,7 @@ from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.reading_drafter import ReadingDrafter
+from radixlm.executor.routed import RoutedExperts
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.memory.pages import PageAllocator
@@ -83,6 +84,7 @@ class EngineParts(Record):
     recorder: ExpertRecorder | None = None
     dump: TensorDump | None = None
     ranks: Ranks = ALONE
+    routed: RoutedExperts | None = None
 
 
 def invariant_kernels(config: ServerConfig, info: ModelInfo) -> dict[str, str]:
@@ -137,6 +139,7 @@ def make_runner(
         ),
         parts.recorder,
         _followers(device, parts.ranks),
+        parts.routed,
     )
     # ranks that do not sample could not tell which graph of drafts is right
     has_graphs = config.speculate.speculative_algorithm and parts.ranks.place == ALONE.place

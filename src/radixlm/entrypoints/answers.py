@@ -22,6 +22,7 @@ class MetaInfo(TypedDict):
     input_top_logprobs: NotRequired[list[Any]]
     output_top_logprobs: NotRequired[list[Any]]
     hidden_states: NotRequired[list[Any]]
+    routed_experts: NotRequired[str]
     lora_name: NotRequired[str]
     reasoning_tokens: NotRequired[int]
     output_token_sampling_mask: NotRequired[list[list[int]]]

@@ -17,12 +17,11 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
 
-from radixlm import __version__
 from radixlm.base.errors import EngineError, InvalidRequest, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.flat_options import read_values
 from radixlm.config.server_args import ServerArgs
-from radixlm.config.server_config import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, intake_tokenizer, start
 from radixlm.engine.model_info import resolved
@@ -30,10 +29,12 @@ from radixlm.entrypoints.answers import Encoding, Generation, ScoreResult
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
+from radixlm.entrypoints.offline_control import EngineControl
 from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict, needs_parser
 from radixlm.intake.records import likeliest
+from radixlm.intake.sessions import Sessions
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
-class Engine(EngineWeights, EngineDebug):
+class Engine(EngineWeights, EngineControl, EngineDebug):
     """The engine of the server, without a server.
 
         with radixlm.Engine(model_path="radix-tiny") as engine:
@@ -82,6 +83,8 @@ class Engine(EngineWeights, EngineDebug):
         self._is_shut = False
         self._tracer: Any = None  # with --enable-trace
         self._calls: Any = None
+        self._sessions = Sessions(self.tokenizer)
+        self._engine.intake.observers = (*self._engine.intake.observers, self._sessions)
         try:
             self._wait(self._start())
         except RadixError:
@@ -274,7 +277,8 @@ class Engine(EngineWeights, EngineDebug):
             return [builder.response(index, output) for output in shown]
 
         try:
-            answers = await asyncio.gather(*(one(i) for i in range(len(batch.requests))))
+            with self._sessions.joined(batch.requests):
+                answers = await asyncio.gather(*(one(i) for i in range(len(batch.requests))))
         finally:
             bar.close()
         flat_answers = [answer for group in answers for answer in group]
@@ -333,8 +337,9 @@ class Engine(EngineWeights, EngineDebug):
 
     async def _events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
         builder = self._builder(batch)
-        async for event in builder.stream(self._engine.intake):
-            yield event
+        with self._sessions.joined(batch.requests):
+            async for event in builder.stream(self._engine.intake):
+                yield event
 
     # ---- vectors and scores ----------------------------------------------------------------
 
@@ -391,24 +396,11 @@ class Engine(EngineWeights, EngineDebug):
         """Made when first needed, since it imports the HTTP request models."""
         if self._calls is None:
             make, intake = load("radixlm.entrypoints.offline_calls:RouteCalls"), self._engine.intake
-            self._calls = make(self.config, self.info, self.tokenizer, intake, self._defaults)
+            facts = self.config, self.info, self.tokenizer, intake, self._defaults
+            self._calls = make(*facts, self._sessions)
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------
-
-    def flush_cache(self) -> bool:
-        """Forget cached prefixes; False while requests run."""
-        return self._wait(self._engine.intake.control("flush_cache")).ok
-
-    def get_server_info(self) -> dict[str, Any]:
-        """Options, state of each replica that serves, and version."""
-        infos = self._wait(self._engine.intake.control_each("info"))
-        return {
-            **flat(self.config),
-            **self._engine.intake.engine_facts,
-            "internal_states": [info.data for info in infos],
-            "version": __version__,
-        }
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
@@ -436,18 +428,6 @@ class Engine(EngineWeights, EngineDebug):
         adapters = self._engine.intake.adapters
         self._wait(adapters.unload(lora_name))
         return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
-
-    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """End one request, or all."""
-        intake = self._engine.intake
-
-        async def abort() -> None:
-            if abort_all:
-                intake.abort_all()
-            else:
-                intake.abort(rid)
-
-        self._wait(abort())
 
     def shutdown(self) -> None:
         """Stop the engine; calling it twice is fine. Calls that run, and all later ones, raise

@@ -45,6 +45,7 @@ class RouteCalls:
         tokenizer: Tokenizer | None,
         intake: TokenizerManager,
         defaults: SamplingParams,
+        sessions: Sessions,
     ) -> None:
         self.state = ServerState(
             config=config,
@@ -53,7 +54,7 @@ class RouteCalls:
             intake=intake,
             model_name=config.serve.served_model_name or info.folder.name,
             defaults=defaults,
-            sessions=Sessions(tokenizer),
+            sessions=sessions,
         )
         if tokenizer is not None:
             set_formats(self.state, tokenizer)

@@ -27,6 +27,8 @@ def request_options(
         names["data_parallel_rank"] = "routed_dp_rank"
     return {
         "return_hidden_states": bool(value_of("return_hidden_states")),
+        "return_routed_experts": bool(value_of("return_routed_experts")),
+        "routed_from": value_of("routed_experts_start_len") or 0,
         "cache_salt": own("cache_salt"),
         "extra_key": own("extra_key"),
         "priority": value_of("priority"),

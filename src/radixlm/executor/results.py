@@ -65,6 +65,7 @@ class StepHandle:
     drafts: DraftRows | None = None
     accepted: Accepted | None = None
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
+    routed_TLK: Tensor | None = None  # int32, chosen experts, only where an item asks for them
     logits_RV: Tensor | None = None
     sampled_N: Tensor | None = None
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
@@ -237,7 +238,7 @@ class ResultReader:
                 number += 1
                 if item.tokens is None:
                     count = len(result.tokens)
-            if item.targets is not None or item.hidden_states or item.pooling:
+            if item.targets is not None or _wants_rows(item) or item.pooling:
                 self._set_extras(step, item, at, count, result)
             if item.rid in step.failed:
                 result = step.failed[item.rid]
@@ -273,8 +274,8 @@ class ResultReader:
         hidden, lora = self._rows_of(step, first, count)
         if item.targets is not None:
             result.prompt_logprobs = self._prompt_logprobs(hidden, item, lora)
-        if item.hidden_states:
-            result.hidden_states = hidden.float().cpu().numpy().tobytes()
+        if _wants_rows(item):
+            result.hidden_states = _row_bytes(step, item, hidden, first)
         if item.pooling:
             total = self._tables.state(item.slot).prompt_len
             result.pooled = self._pooler.add(item, hidden, total)
@@ -339,9 +340,29 @@ class ResultReader:
 
 def needs_hidden(items: Items) -> bool:
     """Whether an item asks for more than what logits tell."""
-    return bool(items.decodes.hidden) or any(
-        i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
+    return bool(items.decodes.hidden or items.decodes.routed) or any(
+        i.targets is not None or _wants_rows(i) or i.pooling for i in items.prefills
     )
+
+
+def wants_routed(items: Items) -> bool:
+    """Whether an item asks for the experts that its tokens choose."""
+    return bool(items.decodes.routed) or any(item.routed_experts for item in items.prefills)
+
+
+def _wants_rows(item: Item) -> bool:
+    return item.hidden_states or item.routed_experts
+
+
+def _row_bytes(step: StepHandle, item: Item, hidden_CD: Tensor, first: int) -> bytes:
+    """What an item wants of each of its tokens, which begin at ``first``."""
+    parts = []
+    if item.hidden_states:
+        parts.append(hidden_CD.float().cpu().view(torch.uint8))
+    if item.routed_experts:
+        assert step.routed_TLK is not None, "the step has not kept what its tokens chose"
+        parts.append(step.routed_TLK[first : first + len(hidden_CD)].flatten(1).view(torch.uint8))
+    return torch.cat(parts, 1).numpy().tobytes()
 
 
 def reads_head(step: StepHandle) -> bool:

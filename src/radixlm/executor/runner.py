@@ -43,7 +43,9 @@ from radixlm.executor.results import (
     logprob_request,
     needs_hidden,
     reads_head,
+    wants_routed,
 )
+from radixlm.executor.routed import RoutedExperts
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
@@ -66,8 +68,8 @@ STATE_SPACE = 1  # the page space whose pages hold states
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
     recurrent layers' states; ``drafter``: proposes tokens after each step; ``recorder``: counts the
-    experts that tokens choose; ``followers``: the group in which rank 0 hands sampled tokens from
-    device to device."""
+    experts that tokens choose, ``routed`` tells them to requests; ``followers``: the group in which
+    rank 0 hands sampled tokens from device to device."""
 
     model: Model
     attn: Attention
@@ -83,6 +85,7 @@ class RunnerParts(Record):
     drafter: DeviceDrafter | None = None
     recorder: ExpertRecorder | None = None
     followers: Group | None = None
+    routed: RoutedExperts | None = None
 
 
 class RunnerOptions(Record):
@@ -121,7 +124,7 @@ class Runner:
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
         self._options, self._commands = options, parts.commands
-        self.adapters, self._recorder = parts.adapters, parts.recorder
+        self.adapters, self._recorder, self._routed = parts.adapters, parts.recorder, parts.routed
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
         self.draft_widths, self.followers = options.draft_widths, parts.followers
@@ -310,6 +313,8 @@ class Runner:
             log.warning("out of memory in a step: unused memory was freed and the step runs again")
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
+        if self._routed is not None and wants_routed(step.items):
+            step.routed_TLK = self._routed.take(shape.num_tokens)
         if self._recorder is not None:
             self._record(self._recorder, partial(self._tokens_of, step, batch))
 

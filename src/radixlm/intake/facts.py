@@ -19,6 +19,7 @@ class IntakeFacts(Record):
     request_timeout_s: float | None = None
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False
+    routed_shape: tuple[int, int] | None = None  # [layers, top_k] of routed experts, if enabled
     adapters: AdapterOptions = AdapterOptions()
     weights: WeightsOptions = WeightsOptions()
     processors: tuple[str, ...] = ()

@@ -33,6 +33,8 @@ class GenerateRequest:
     stream: bool = False
     logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
+    return_routed_experts: bool = False
+    routed_from: int = 0  # the first token whose experts the answer has
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None  # None: the server's
@@ -86,6 +88,8 @@ class Output:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     hidden_states: list[bytes] | None = None
+    routed_experts: list[bytes] | None = None
+    """Of each token that was computed: int32 [layers, top_k]."""
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
     draft_rounds: list[int] | None = None
@@ -117,6 +121,15 @@ class Output:
         kept = sum(len(ids) for part in found for _, ids in part.kept)
         return kept + sum(len(row) for row in rows if row)
 
+    def take_rows(self, before: Output) -> None:
+        """Take over the rows of the sample's Output before this one: all experts, and the last
+        hidden states if there are no new ones."""
+        if self.hidden_states is None:
+            self.hidden_states = before.hidden_states
+        if before.routed_experts:
+            before.routed_experts.extend(self.routed_experts or ())
+            self.routed_experts = before.routed_experts
+
     def absorb(self, later: Output) -> None:
         """Join what came next, for a reader who was slower than the engine."""
         self.text += later.text
@@ -136,6 +149,8 @@ class Output:
         self.prompt_logprobs = Logprobs.joined((self.prompt_logprobs, later.prompt_logprobs))
         if later.hidden_states:
             self.hidden_states = (self.hidden_states or []) + later.hidden_states
+        if later.routed_experts:
+            self.routed_experts = (self.routed_experts or []) + later.routed_experts
 
 
 def likeliest(outputs: list[Output], count: int) -> list[Output]:

@@ -44,7 +44,9 @@ class RequestState:
         "prediction",
         "prompt_tokens",
         "replica",
+        "row_bytes",
         "skip_hidden",
+        "skip_routed",
         "stop",
         "unread_s",
         "weight_version",
@@ -83,8 +85,10 @@ class RequestState:
         self.prompt_tokens = len(wire.input_ids) // 4
         ids = np.frombuffer(wire.prediction, "<i4")
         self.prediction = Prediction(ids) if len(ids) else None
-        self.num_hidden = 0  # bytes of hidden states that have come
+        self.row_bytes = 0, 0  # of a token: hidden states, experts
+        self.num_hidden = 0  # bytes of its rows that have come
         self.skip_hidden = 0  # those that come a second time
+        self.skip_routed = 0  # bytes of experts of the first tokens, which nobody asked for
         self.weight_version = ""  # of what computed the last token
 
     @property
@@ -164,7 +168,7 @@ class RequestState:
             delta = _cut(delta, num_kept)
         self.output_ids.extend(delta.tokens)
         predicted = self._predicted(delta) if self.prediction is not None else None
-        hidden = self._hidden(delta) if self.wire.return_hidden_states else None
+        hidden, routed = self._rows(delta) if self.wire.wants_rows else (None, None)
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish
         self._put(
             Output(
@@ -182,6 +186,7 @@ class RequestState:
                 logprobs=delta.logprobs,
                 prompt_logprobs=delta.prompt_logprobs,
                 hidden_states=hidden,
+                routed_experts=routed,
                 pooled=delta.pooled,
                 queue_time_s=delta.queue_time_s,
                 draft_rounds=delta.draft_rounds,
@@ -198,9 +203,23 @@ class RequestState:
         num_accepted = self.prediction.num_accepted
         return num_accepted, len(self.prediction.ids) - num_accepted
 
-    def _hidden(self, delta: TokenDelta) -> list[bytes] | None:
-        """Hidden states of tokens that have had none; a new engine starts again at the first
-        token."""
+    def _rows(self, delta: TokenDelta) -> tuple[list[bytes] | None, list[bytes] | None]:
+        """Hidden states and experts of tokens that have had none."""
+        fresh = self._fresh_rows(delta)
+        if not self.wire.return_routed_experts or not fresh:
+            return fresh or None, None
+        hidden, routed = None, fresh
+        if self.wire.return_hidden_states:
+            pairs = [_split_rows(part, *self.row_bytes) for part in fresh]
+            hidden, routed = [first for first, _ in pairs], [second for _, second in pairs]
+        for place, part in enumerate(routed):
+            unwanted = min(self.skip_routed, len(part))
+            self.skip_routed -= unwanted
+            routed[place] = part[unwanted:]
+        return hidden, routed
+
+    def _fresh_rows(self, delta: TokenDelta) -> list[bytes]:
+        """The rows of tokens that have had none; a new engine starts again at the first token."""
         fresh: list[bytes] = []
         for part in delta.hidden_states or ():
             known = min(self.skip_hidden, len(part))
@@ -208,7 +227,7 @@ class RequestState:
             self.num_hidden += len(part) - known
             if known < len(part):
                 fresh.append(part[known:])
-        return fresh or None
+        return fresh
 
     def _text(self, delta: TokenDelta) -> tuple[str, str | None, int]:
         """New text, the stop that ended it, and how many of the tokens there are up to it."""
@@ -273,6 +292,12 @@ class RequestState:
         output, self.pending = self.pending, None
         self.unread_s = 0.0
         return output
+
+
+def _split_rows(rows: bytes, first: int, second: int) -> tuple[bytes, bytes]:
+    """The first and the second bytes of each row."""
+    both = np.frombuffer(rows, np.uint8).reshape(-1, first + second)
+    return both[:, :first].tobytes(), both[:, first:].tobytes()
 
 
 def _cut(delta: TokenDelta, count: int) -> TokenDelta:

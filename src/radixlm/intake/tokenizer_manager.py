@@ -361,6 +361,7 @@ class TokenizerManager:
             ),
             logprobs=request.logprobs,
             return_hidden_states=request.return_hidden_states,
+            return_routed_experts=request.return_routed_experts,
             cache_salt=request.cache_salt,
             extra_key=request.extra_key,
             tenant=tenant,
@@ -393,6 +394,9 @@ class TokenizerManager:
         text = self._detokenizer(sampling, ids)
         state = RequestState(wire, index, text, stop_checker(sampling), event)
         state.replica = request.replica
+        layers, top_k = self.facts.routed_shape or (0, 0)
+        state.row_bytes = 4 * self.facts.embed_dim, 4 * layers * top_k
+        state.skip_routed = request.routed_from * state.row_bytes[1]
         return state
 
     def _detokenizer(

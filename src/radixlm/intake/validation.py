@@ -183,6 +183,7 @@ class RequestValidator(Record):
                 "return_hidden_states needs --enable-return-hidden-states",
                 param="return_hidden_states",
             )
+        self._check_routed(request, num_prompt)
         self._check_logprobs(request, num_prompt)
         count = self._bound_logprobs(request, num_prompt, count)
         self._check_choices(request)
@@ -198,6 +199,19 @@ class RequestValidator(Record):
                 *self._special_stops(sampling),
             ),
         )
+
+    def _check_routed(self, request: GenerateRequest, num_prompt: int) -> None:
+        if not request.return_routed_experts:
+            return
+        if self.facts.routed_shape is None:
+            message = "return_routed_experts needs --enable-return-routed-experts"
+            raise InvalidRequest(message, "return_routed_experts")
+        if not 0 <= request.routed_from <= num_prompt:
+            raise InvalidRequest(
+                f"routed_experts_start_len: {request.routed_from} is not from 0 to {num_prompt}, "
+                "the tokens of the prompt",
+                "routed_experts_start_len",
+            )
 
     def _check_logprobs(self, request: GenerateRequest, num_prompt: int) -> None:
         if request.logprobs and request.logprobs.prompt_from >= num_prompt:
@@ -267,9 +281,11 @@ def _why_all_tokens(request: GenerateRequest) -> str | None:
         return "vectors and scores are of whole texts"
     if request.embeds is not None or (request.prompt is not None and request.prompt.media):
         return "a part of an image, a clip or input_embeds cannot be dropped; send 0"
-    if request.return_hidden_states or (request.logprobs and request.logprobs.prompt_from >= 0):
+    has_rows = request.return_hidden_states or request.return_routed_experts
+    if has_rows or (request.logprobs and request.logprobs.prompt_from >= 0):
         return (
-            "tokens that the window drops have neither hidden states nor log-probabilities; send 0"
+            "tokens that the window drops have neither hidden states nor experts nor "
+            "log-probabilities; send 0"
         )
     return None
 

@@ -1,7 +1,7 @@
 """Media that the client has preprocessed: its processor's outputs, or the encoder's.
 
-Arrays come as nested lists, as base64 of a .npy or of a safetensors file, in a program also as
-arrays or tensors. Nothing is unpickled.
+Arrays come as nested lists, as base64 of a file of numpy (.npy), safetensors or ``torch.save``, in
+a program also as arrays or tensors. Nothing is unpickled.
 """
 
 import base64
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
+from radixlm.multimodal.torch_file import read_tensor
 
 ROW_NAMES = ("precomputed_embeddings", "precomputed_features", "feature")
 # fields that are not arrays
@@ -124,6 +125,16 @@ def _check_sizes(arrays: Mapping[str, AnyArray], where: str) -> None:
             raise InvalidRequest(f"{where}.{name}: must be from 0 to {MAX_SIDE}", where)
 
 
+def float_rows(text: str, where: str) -> NDArray[np.float32]:
+    """The rows [N, D] of a file in base64; InvalidRequest names ``where``."""
+    found = list(_arrays(where, text, where))
+    rows = found[0][1] if len(found) == 1 else np.zeros(0)
+    rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+        raise InvalidRequest(f"{where}: must be one tensor [tokens, width] of finite floats", where)
+    return np.ascontiguousarray(rows, "<f4")
+
+
 def _of_grid(arrays: Mapping[str, AnyArray], kind: str, merge: int, where: str) -> int | None:
     """How many placeholders the grids make; InvalidRequest if they are for another number of
     patches than were sent."""
@@ -148,7 +159,7 @@ def _arrays(name: str, value: Any, where: str) -> Iterator[tuple[str, AnyArray]]
         if raw[:6] == _NPY:
             yield name, _plain(_npy(raw, where), where)
             return
-        tensors = _tensors(raw, where)
+        tensors = {name: _torch(raw, where)} if raw[:2] == _ZIP else _tensors(raw, where)
         for key, array in tensors.items():
             yield (name if len(tensors) == 1 else key), _plain(array, where)
         return
@@ -179,8 +190,15 @@ def _npy(raw: bytes, where: str) -> AnyArray:
     return array
 
 
+def _torch(raw: bytes, where: str) -> AnyArray:
+    try:
+        return read_tensor(raw, MAX_BYTES)
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: a file of torch.save: {error}", where) from None
+
+
 def _tensors(raw: bytes, where: str) -> dict[str, AnyArray]:
-    what = "a zip or pickle file" if raw[:2] in (_ZIP, b"\x80\x02") else "no .npy"
+    what = "a pickle file" if raw[:2] == b"\x80\x02" else "no .npy"
     try:
         deserialize: Any = safetensors.deserialize
         return {name: _tensor(info) for name, info in deserialize(raw)}

@@ -1,5 +1,5 @@
-"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama and
-llama.cpp."""
+"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama,
+llama.cpp and TGI."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ DATA_ROUTES = (
     "/chat/completions/input_tokens",
     "/v1/completions",
     "/v1/completions/render",
+    "/v1/fim/completions",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/responses/compact",
@@ -52,23 +53,28 @@ DATA_ROUTES = (
     "/completion",
     "/infill",
     "/apply-template",
+    "/generate_stream",
     "/v2/embed",
     "/v1/chat/completions/batch",
 )
 """Paths of POST."""
 
-GET_ROUTES = ("/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info", "/props")
+GET_ROUTES = (
+    "/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info", "/props", "/info",
+)  # fmt: skip
 """Paths of GET that any worker can answer."""
 
 DISAGGREGATED = (
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/fim/completions",
     "/v1/responses",
     "/v1/messages",
     "/api/chat",
     "/api/generate",
     "/completion",
     "/infill",
+    "/generate_stream",
 )
 """Those that generate text, and so need a prefill and a decode worker."""

@@ -168,6 +168,7 @@ class Drafting:
             True,
             batch.logprobs.get(row),
             hidden_states=row in batch.hidden,
+            routed_experts=row in batch.routed,
             page_row=page_row,
         )
 

@@ -150,9 +150,9 @@ class KVCacheManager:
 
     def match_limit(self, request: Request) -> int:
         """How many leading tokens may come from the prefix cache. The last token must be computed,
-        and so must every token whose log-probability or hidden state is wanted."""
+        and so must every token whose log-probability, hidden state or experts are wanted."""
         wire = request.wire
-        if wire.embeds is not None or wire.return_hidden_states:
+        if wire.embeds is not None or wire.wants_rows:
             return 0
         if wire.pooling is not None and wire.pooling.is_whole:
             return 0

@@ -21,6 +21,7 @@ def make_decode_batch(kv_manager: KVCacheManager, slots: Int64Array) -> DecodeBa
         slots,
         {i: wire.logprobs for i, wire in wires.items() if wire.logprobs is not None},
         frozenset(i for i, wire in wires.items() if wire.return_hidden_states),
+        frozenset(i for i, wire in wires.items() if wire.return_routed_experts),
     )
 
 
@@ -41,6 +42,7 @@ def make_chunk(request: Request, end: int) -> Item:
         targets=targets,
         hidden_states=wire.return_hidden_states,
         pooling=wire.pooling,
+        routed_experts=wire.return_routed_experts,
     )
 
 

@@ -214,7 +214,7 @@ class Request:
         table.max_len[slot], table.end[slot] = self.max_len, self.max_len - 1
         table.check_at[slot] = min(self.max_len, self._num_stored + RECENT)
         table.prefill_len[slot], table.emit_interval[slot] = self.prefill_len, self.emit_interval
-        needs_extras = self.wire.logprobs is not None or self.wire.return_hidden_states
+        needs_extras = self.wire.logprobs is not None or self.wire.wants_rows
         table.needs_extras[slot], table.rids[slot] = needs_extras, self.rid
         table.is_fast_path[slot] = not (self.has_token_hook or needs_extras)
 

@@ -52,7 +52,8 @@ class _Entry(msgspec.Struct, array_like=True, gc=False):
 
 class _Frame(msgspec.Struct, array_like=True, gc=False):
     """A plan. ``slots`` None: the rows that decode are those of the plan before. ``known``: the
-    tokens of these rows, then of the other items that come without."""
+    tokens of these rows, then of the other items that come without. ``hidden``: rows that need all
+    hidden states to be computed."""
 
     index: int
     slots: Int64Array | None
@@ -97,7 +98,7 @@ class PlanEncoder:
             None if is_same else decodes.slots,
             items.starts,
             next_token[_known_slots(items)],
-            tuple(decodes.hidden),
+            tuple(decodes.hidden | decodes.routed),
             None if drafts is None or drafts.tokens is None else (drafts.lens, drafts.tokens),
             tuple(replace(item, rid="", logprobs=None) for item in items.others),
             tuple(map(_entry, plan.admissions)),

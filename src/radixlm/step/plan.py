@@ -47,19 +47,21 @@ class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hidden_states: bool = False
     pooling: PoolingParams | None = None
     page_row: int = -1
+    routed_experts: bool = False
 
 
 class DecodeBatch(Record, eq=False):
     """Sequences that decode: each takes its one token from the token table and emits one. The same
     object comes step after step until somebody joins or leaves, so what is made of it may be kept.
 
-    ``logprobs``: what is wanted besides tokens, by index; ``hidden``: indices whose hidden states
-    are wanted."""
+    ``logprobs``: what is wanted besides tokens, by index; ``hidden`` and ``routed``: indices whose
+    hidden states and chosen experts are wanted."""
 
     rids: tuple[str, ...]
     slots: NDArray[np.int64]
     logprobs: Mapping[int, LogprobParams] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
+    routed: frozenset[int] = frozenset()
 
 
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -117,6 +119,7 @@ class Items(Sequence[Item]):
             np.array([item.slot for item in front], np.int64),
             {i: item.logprobs for i, item in enumerate(front) if item.logprobs is not None},
             frozenset(i for i, item in enumerate(front) if item.hidden_states),
+            frozenset(i for i, item in enumerate(front) if item.routed_experts),
         )
         starts = np.array([item.start for item in front], np.int64)
         return Items(decodes, starts, tuple(items[count:]))
@@ -167,7 +170,16 @@ class Items(Sequence[Item]):
                 counts = (self.drafts.lens + 1).tolist()
             rows = zip(them.rids, them.slots.tolist(), self.starts.tolist(), counts, strict=True)
             decodes = [
-                Item(*row, None, True, them.logprobs.get(i), 0, None, i in them.hidden)
+                Item(
+                    *row,
+                    None,
+                    True,
+                    them.logprobs.get(i),
+                    0,
+                    None,
+                    i in them.hidden,
+                    routed_experts=i in them.routed,
+                )
                 for i, row in enumerate(rows)
             ]
             self._whole = (*decodes, *self.others)

@@ -14,6 +14,7 @@ from jinja2 import nodes
 
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.text.conversations import CONVERSATIONS, Conversation, guess_name, read_json
+from radixlm.text.function_messages import with_tool_calls
 from radixlm.text.template import Template
 from radixlm.text.tokenizer import Tokenizer
 
@@ -117,7 +118,7 @@ class ChatTemplate:
             raise InvalidRequest("messages must be a list with at least one message", "messages")
         counts: dict[str, int] = {}
         chat = []
-        for index, message in enumerate(messages):
+        for index, message in enumerate(with_tool_calls(messages, self.names_role("function"))):
             read = _read_message(message, f"messages[{index}]")
             if read["role"] == "developer" and "developer" not in source:
                 read["role"] = "system"  # OpenAI's newer name of the same role

@@ -7,7 +7,8 @@ and docs/api.md are made of them.
 The APIs: ``generate`` and its ``sampling_params``; OpenAI's ``completions``, ``chat`` ("openai" is
 both) and ``responses``; Anthropic's ``messages`` and ``count_tokens``; ``ollama`` and its
 ``ollama_options``, ``ollama_generate`` and ``ollama_embed``; ``encode``; ``embeddings``;
-``score``; ``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
+``score``; ``tgi``;
+``speech`` (the form of a transcription); ``checkpoint`` (generation_config.json, which
 holds defaults).
 """
 
@@ -107,10 +108,9 @@ def _unsupported(
     )
 
 
-_NO_EXPERTS = "routed experts are not recorded"
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
 _ANTHROPIC = "messages count_tokens"
-_PAIRED = "generate openai responses messages ollama ollama_generate"
+_PAIRED = "generate openai responses messages ollama ollama_generate tgi"
 
 FIELDS: tuple[Field, ...] = (
     # request options that several APIs share
@@ -119,6 +119,8 @@ FIELDS: tuple[Field, ...] = (
         ("reasoning_effort", str | float, "chat ollama:think"),
         ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool | Literal["last"], "generate openai"),
+        ("return_routed_experts", bool, "generate openai"),
+        ("routed_experts_start_len", Annotated[int, Meta(ge=0, lt=1 << 31)], "generate openai"),
         # a list has a value a prompt
         ("extra_key", str | list[str], "generate openai responses"),
         ("cache_salt", str | list[str], "generate openai responses"),
@@ -194,7 +196,6 @@ FIELDS: tuple[Field, ...] = (
     # unsupported
     *_unsupported("generate", "send lora_path, the name of the adapter", "lora_id"),
     *_unsupported("generate", "encoders are part of the server", "encoder_urls"),
-    *_unsupported("generate openai", _NO_EXPERTS, "return_routed_experts routed_experts_start_len"),
     *_unsupported("generate", "indexers are not recorded", "return_indexer_topk"),
     *_unsupported("generate openai", "watermarking is not supported", "watermark"),
     *_unsupported("sampling_params", "watermarking is not supported", "watermark"),
@@ -249,7 +250,6 @@ FIELDS: tuple[Field, ...] = (
         "openai", "register a class with --logit-processor, send custom_params", "vllm_xargs"
     ),
     *_unsupported("openai", "loops are not looked for: send stop", "repetition_detection"),
-    *_unsupported("completions", "send input_embeds to /generate", "prompt_embeds"),
     *_unsupported("openai", "send token_ids_logprob to /generate", "logprob_token_ids"),
     *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
     *_unsupported(
@@ -258,8 +258,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
     *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),
     *_unsupported("chat", "task prompts are not supported: write the task in a message", "task"),
-    *_unsupported("chat", "the old form of tools: send tools", "functions"),
-    *_unsupported("chat", "the old form of tool_choice: send tool_choice", "function_call"),
     *_unsupported("chat", "this server answers with text only", "audio"),
     *_unsupported("chat", "this server does not search the web", "web_search_options"),
     *_unsupported("chat responses", "this server does not moderate", "moderation"),

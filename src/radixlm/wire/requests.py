@@ -106,6 +106,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     num_emitted: int = 0
     logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
+    return_routed_experts: bool = False
     cache_salt: str | None = None
     extra_key: str | None = None
     tenant: str | None = None
@@ -131,6 +132,11 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     hint: Hint | None = None
     streaming: StreamingWindow | None = None
     reasoning_bound: dict[str, Any] | None = None
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether each token has a row of hidden states, of chosen experts, or of both."""
+        return self.return_hidden_states or self.return_routed_experts
 
     def __post_init__(self) -> None:
         """ValueError for a message that intake cannot have made; the codec rejects it."""

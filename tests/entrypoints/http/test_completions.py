@@ -81,6 +81,26 @@ async def test_prompts_are_cut_on_either_side(server: ScriptedServer) -> None:
         assert got["choices"][0]["prompt_token_ids"] == kept
 
 
+async def test_mistrals_route_says_what_completions_say(toy_folder: Any) -> None:
+    texts = {"prompt": "a", "suffix": "b", "random_seed": 7}
+    async with scripted_server(
+        toy_folder, {"<fim_middle>": "mid"}, completion_template="star_coder"
+    ) as made:
+        (choice,) = (got := (await made.post("/v1/fim/completions", **texts)).json())["choices"]
+        assert got["object"] == "chat.completion" and choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == "mid" and got["usage"]["completion_tokens"] > 0
+        chunks = await made.events("/v1/fim/completions", **texts)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * len(deltas[1:])
+        assert "".join(delta["content"] for delta in deltas) == "mid"
+        assert chunks[-1]["usage"] == got["usage"]
+        cut = (await made.post("/v1/fim/completions", **texts, max_tokens=1)).json()
+        assert cut["choices"][0]["finish_reason"] == "length"
+    async with scripted_server(toy_folder, {}) as made:
+        refused = await made.post("/v1/fim/completions", **texts)
+        assert refused.json()["error"]["param"] == "suffix"
+
+
 async def test_suffix_needs_a_template(server: ScriptedServer, toy_folder: Any) -> None:
     refused = await server.post(PATH, prompt="a", suffix="b")
     assert refused.json()["error"]["param"] == "suffix"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from collections.abc import AsyncIterator
@@ -101,6 +102,25 @@ async def test_base64_has_the_numbers_that_are_asked_for(pooled: ScriptedServer)
             assert np.frombuffer(raw, kind).tolist() == np.asarray(wanted, kind).tolist()
     refused = await pooled.post("/v1/embeddings", **body, embed_dtype="fp8_e4m3")
     assert refused.json()["error"]["param"] == "embed_dtype"
+
+
+async def test_bytes_are_the_numbers_and_the_header_tells_their_places(
+    pooled: ScriptedServer,
+) -> None:
+    body = {"input": ["hi", "you"], "embed_dtype": "float16", "endianness": "big"}
+    whole = (await pooled.post("/v1/embeddings", input=body["input"])).json()
+    wanted = [row["embedding"] for row in whole["data"]]
+    for path in ("/v1/embeddings", "/pooling"):
+        got = await pooled.post(path, **body, encoding_format="bytes")
+        assert got.headers["content-type"] == "application/octet-stream"
+        told = json.loads(got.headers["metadata"])
+        assert told["usage"] == whole["usage"] and {"id", "created", "model"} <= told.keys()
+        for one, vector in zip(told["data"], wanted, strict=True):
+            part = got.content[one["start"] : one["end"]]
+            assert one["shape"] == [2] and one["embed_dtype"] == "float16"
+            assert np.frombuffer(part, ">f2").tolist() == vector
+        only = await pooled.post(path, **body, encoding_format="bytes_only")
+        assert only.content == got.content and "metadata" not in only.headers
 
 
 def test_bfloat16_is_rounded_as_by_torch() -> None:

@@ -124,7 +124,7 @@ ROWS = [
     Row(
         "separate_reasoning",
         "POST /separate_reasoning",
-        {"text": "a</think>b", "reasoning_parser": "deepseek-r1"},
+        {"text": "a</think>b", "reasoning_parser": "DeepSeek-R1"},
         has={"reasoning_text": "a", "text": "b"},
     ),
     Row("pause_and_continue", "POST /pause_generation", {"mode": "in_place"}, has={"status": "ok"}),

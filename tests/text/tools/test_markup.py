@@ -71,6 +71,13 @@ def test_a_whole_call_is_not_incomplete_without_its_end_marker() -> None:
     assert "".join(part.text for part in parts) == ""
 
 
+def test_the_end_of_the_message_behind_a_call_is_no_text() -> None:
+    call = 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "1"}}'
+    parts = feed("gigachat3", f"Good.<|message_sep|>\n\n{call}</s>")
+    assert "".join(part.text for part in parts) == "Good."
+    assert [c.name for c in join_deltas(d for part in parts for d in part.calls)] == ["f"]
+
+
 def test_unknown_functions_pass_or_are_dropped_without_a_gap_in_the_index() -> None:
     def block(name: str) -> str:
         return '<tool_call>{"name": "' + name + '", "arguments": {"a": "1"}}</tool_call>'

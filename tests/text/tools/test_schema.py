@@ -34,6 +34,7 @@ CASES: list[tuple[str, Any, Any]] = [
     ("[1, 2]", {"type": "array"}, [1, 2]),
     ("(1, 2)", {"type": "array"}, [1, 2]),
     ("[1, 2]", {"type": "object"}, "[1, 2]"),
+    (r"[{\"a\": \"say \\\"b\\\"\"}]", {"type": "array"}, [{"a": 'say "b"'}]),
     ("[" * 5000, {"type": "array"}, "[" * 5000),
     ("{1, 2}", {"type": "object"}, "{1, 2}"),
     ("12", {"$ref": "#/$defs/whole"}, 12),

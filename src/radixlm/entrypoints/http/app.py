@@ -23,6 +23,7 @@ from radixlm.entrypoints.http import (
     llama_cpp,
     not_implemented,
     ollama,
+    tgi,
     token_requests,
     tokenization,
     ui,
@@ -57,7 +58,7 @@ from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.middleware import RequestMiddleware
 from radixlm.entrypoints.http.native import generate, grammar, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
-from radixlm.entrypoints.http.openai import chat, completions
+from radixlm.entrypoints.http.openai import chat, completions, fim
 from radixlm.entrypoints.http.openapi.document import openapi_of
 from radixlm.entrypoints.http.pooling import cohere, embeddings, rerank, score
 from radixlm.entrypoints.http.responses import compact, conversations
@@ -97,6 +98,7 @@ _ROUTERS = (
     live.router,
     tokenization.router,
     completions.router,
+    fim.router,
     chat.router,
     speech.router,
     embeddings.router,
@@ -111,6 +113,7 @@ _ROUTERS = (
     messages.router,
     ollama.router,
     llama_cpp.router,
+    tgi.router,
     vllm.router,
     compact.router,
     conversations.router,

@@ -26,7 +26,8 @@ Headers = Mapping[bytes, bytes]
 INFERENCE_PATHS = frozenset(
     "/ /health /ready /health_generate /ping /v1/health /openapi.json "
     "/generate /generate_from_file /encode /classify /invocations "
-    "/v1/completions /v1/chat/completions /v1/responses /v1/responses/input_tokens "
+    "/v1/fim/completions /v1/completions /v1/chat/completions "
+    "/v1/responses /v1/responses/input_tokens "
     "/v1/responses/compact /chat/completions/input_tokens /v1/chat/completions/input_tokens "
     "/v1/embeddings /v1/classify /pooling /score /v1/score /v2/embed "
     "/v1/rerank /rerank /v2/rerank /reranking /v1/reranking "
@@ -34,7 +35,7 @@ INFERENCE_PATHS = frozenset(
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
     "/api/chat /api/generate /api/tags /api/ps /api/show /api/pull /api/version /api/embed "
-    "/api/embeddings /completion /infill /apply-template "
+    "/api/embeddings /generate_stream /info /completion /infill /apply-template "
     "/v1/chat/completions/batch /v1/chat/completions/render /v1/completions/render".split()
 )
 # not of administrators, but they change what other requests meet

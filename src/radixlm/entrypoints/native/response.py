@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -97,6 +98,8 @@ class ResponseBuilder:
             only_last = any(self._batch.wants_last_hidden[index : index + 1])
             rows = last_hidden if only_last else hidden_rows
             meta["hidden_states"] = rows(output, self._dim)
+        if output.finish is not None and output.routed_experts is not None:
+            meta["routed_experts"] = routed_experts(output)
         if output.pooled is not None:
             meta["pooled"] = output.pooled
         return meta
@@ -200,6 +203,9 @@ class ResponseBuilder:
         else:
             if key in total and self._batch.requests[index].unheld is not None:
                 self._earlier[key] = self._earlier.get(key, "") + total[key].text
+            if key in total and (known := total[key].routed_experts):
+                known.extend(output.routed_experts or ())
+                output.routed_experts = known
             total[key] = output
         answer = self.response(index, total[key])
         answer["output_ids"] = list(answer["output_ids"])
@@ -260,6 +266,12 @@ def hidden_rows(output: Output, dim: int) -> list[Any]:
     num_prompt = min(len(rows), max(0, output.prompt_tokens - (num_placeholders - len(rows))))
     prompt = [rows[:num_prompt].tolist()] if num_prompt else []
     return [*prompt, *rows[num_prompt:].tolist()]
+
+
+def routed_experts(output: Output) -> str:
+    """The experts of each token from ``routed_experts_start_len`` on but the last, which is not
+    computed: the base64 of int32 [tokens, layers, top_k]."""
+    return base64.b64encode(b"".join(output.routed_experts or ())).decode()
 
 
 def last_hidden(output: Output, dim: int) -> list[float]:

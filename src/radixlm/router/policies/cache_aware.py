@@ -12,7 +12,8 @@ from radixlm.router.worker import Worker
 MAX_TEXT_BYTES = 1 << 20  # of a prompt; images in base64 would push out everything else
 # where the prompt stands in a body: a quote inside a JSON string is escaped, so that these are
 # found as keys only
-KEYS = (b'"messages"', b'"prompt"', b'"input_ids"', b'"text"', b'"input"', b'"query"')
+KEYS = (b'"messages"', b'"prompt"', b'"input_ids"', b'"text"', b'"inputs"', b'"input"',
+        b'"query"')  # fmt: skip
 USUAL = {  # a search for others goes through the whole body
     "/v1/completions": b'"prompt"',
     "/generate": b'"text"',

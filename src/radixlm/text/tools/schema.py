@@ -145,6 +145,8 @@ def _number(text: str) -> str | None:
 
 def _container(text: str, types: frozenset[str], is_lenient: bool) -> str | None:
     value = load_json(text)
+    if value is None and is_lenient and '\\"' in text:  # escaped once more, as inside a string
+        value = load_json(str(load_json(f'"{text}"')))
     if value is None and is_lenient and len(text) <= _MAX_LITERAL_CHARS:
         value = load_python(text)
     if isinstance(value, tuple):

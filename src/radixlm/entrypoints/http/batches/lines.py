@@ -89,7 +89,10 @@ async def _response(state: ServerState, data: bytes) -> Any:
 
 
 async def _embedding(state: ServerState, data: bytes) -> Any:
-    return await answer_embeddings(state, await _read(EmbeddingRequest, data))
+    body = await _read(EmbeddingRequest, data)
+    if body.encoding_format in ("bytes", "bytes_only"):
+        raise InvalidRequest("encoding_format: a batch answers in JSON", "encoding_format")
+    return await answer_embeddings(state, body)
 
 
 async def _score(state: ServerState, data: bytes) -> Any:

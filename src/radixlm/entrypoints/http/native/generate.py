@@ -18,6 +18,7 @@ from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, body_size, off_lo
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.resume import take_resume
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.tgi import answer_inputs
 from radixlm.entrypoints.http.tokenization import encode, is_slow
 from radixlm.entrypoints.http.transport import (
     DONE,
@@ -46,8 +47,11 @@ BYTES_A_PROMPT = 512  # what a prompt costs, as bytes of text that is read
 @router.post("/generate", openapi_extra=documented(GenerateBody), operation_id="post_generate")
 @router.put("/generate", openapi_extra=documented(GenerateBody), operation_id="put_generate")
 async def generate(request: Request) -> Response:
-    """Continue a prompt, or a list of prompts."""
-    return await answer_generate(request, await read_json(request))
+    """Continue a prompt, or a list of prompts; `inputs` in the form of TGI, as of POST /."""
+    body = await read_json(request)
+    if "inputs" in body:
+        return await answer_inputs(request)
+    return await answer_generate(request, body)
 
 
 async def answer_generate(request: Request, body: dict[str, Any]) -> Response:

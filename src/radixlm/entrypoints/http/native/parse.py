@@ -111,7 +111,7 @@ def _shown(part: ParsedText) -> dict[str, Any]:
 async def separate_reasoning(request: Request) -> Response:
     """The reasoning in a text, and the remaining text."""
     body = await read_body(request, SeparateReasoning, any_type=True)
-    asked, of_model = body.reasoning_parser, state_of(request).reasoning_format
+    asked, of_model = (body.reasoning_parser or "").lower(), state_of(request).reasoning_format
     name = _known("reasoning_parser", asked, of_model, reasoning.NAMES)
     return json_response(await _in_thread(body.text, lambda: _parts(body, name)))
 

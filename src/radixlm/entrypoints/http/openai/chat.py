@@ -18,6 +18,7 @@ from radixlm.entrypoints.http.openai.conversation import (
     Delta,
     make_chat_session,
 )
+from radixlm.entrypoints.http.openai.functions import in_older_form, reason_of
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs, prompt_rows
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.usage import extension, usage, wanted_usage
@@ -159,9 +160,9 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     }
     choice = {
         "index": answer.index,
-        "message": message,
+        "message": in_older_form(session.body, message),
         "logprobs": _logprobs(session, output),
-        "finish_reason": answer.finish_reason,
+        "finish_reason": reason_of(session.body, answer.finish_reason),
         "matched_stop": output.finish.matched if output.finish else None,
     }
     if answer.schema_error:
@@ -221,8 +222,8 @@ class _Counter:
 
     def add(self, delta: Delta) -> None:
         before = self._last.get(delta.index)
-        if before is not None and delta.output.hidden_states is None:
-            delta.output.hidden_states = before.hidden_states
+        if before is not None:
+            delta.output.take_rows(before)
         self._last[delta.index] = delta.output
         reasoning = self._reasoning.get(delta.index, "")
         self._reasoning[delta.index] = reasoning + delta.parsed.reasoning
@@ -277,16 +278,16 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
 def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
     """The choices of the chunks for a delta. ``heads``: calls whose name was sent."""
     if delta.is_first:
-        yield _chunk(delta, {"role": "assistant", "content": ""})
+        yield _chunk(session, delta, {"role": "assistant", "content": ""})
         if echoed := conversation.beginning(session.body):
-            yield _chunk(delta, {"content": echoed})
+            yield _chunk(session, delta, {"content": echoed})
     parts = list(_parts(session, delta, heads))
     logprobs, stop_logprobs = _split_logprobs(session, delta.output)
     has_more = bool(logprobs and logprobs["content"]) or session.body.return_token_ids
     if not parts and has_more and delta.output.token_ids:
         parts = [{"content": ""}]
     for place, part in enumerate(parts):
-        choice = _chunk(delta, part)
+        choice = _chunk(session, delta, part)
         if place == 0:
             choice["logprobs"] = logprobs
             if session.body.return_token_ids:
@@ -294,8 +295,8 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
         yield choice
     if delta.finish_reason is None:
         return
-    last = _chunk(delta, {}) | {"logprobs": stop_logprobs}
-    last["finish_reason"] = delta.finish_reason
+    last = _chunk(session, delta, {}) | {"logprobs": stop_logprobs}
+    last["finish_reason"] = reason_of(session.body, delta.finish_reason)
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
     if delta.schema_error:
         last["schema_error"] = delta.schema_error
@@ -317,9 +318,9 @@ def _split_logprobs(
     return found | {"content": content[:-1]}, found | {"content": content[-1:]}
 
 
-def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
+def _chunk(session: ChatSession, delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
     """Every delta has all fields: clients read ``delta.reasoning_content`` without a check."""
-    shown = _NO_DELTA | part
+    shown = in_older_form(session.body, _NO_DELTA | part)
     return {"index": delta.index, "delta": shown, "logprobs": None, "finish_reason": None}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -52,6 +52,7 @@ from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
 from radixlm.intake.stream_journal import draw_hex, draw_time
+from radixlm.multimodal.features import float_rows
 from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
@@ -61,6 +62,17 @@ router = APIRouter(tags=["openai"])
 
 DEFAULT_MAX_TOKENS = 16
 PROMPT_KINDS = "a string, a list of strings, token ids or a list of token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Embeds:
+    """A prompt of vectors: a file of one tensor in base64. Errors name ``where``."""
+
+    file: str
+    where: str
+
+
+Prompt: TypeAlias = str | list[int] | Embeds
 
 
 @dataclass(slots=True)
@@ -123,7 +135,7 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
         request = request_of(
             state, body, sampling, unheld, _rid(body, index, len(texts)), index, len(texts)
         )
-        request.input_ids = await _ids(state, body, prompt)
+        await _set_prompt(state, body, request, prompt)
         request.logprobs = need
         if request.default_rid is not None and len(texts) > 1:
             request.default_rid += f"-{index}"
@@ -161,17 +173,49 @@ def _counts(body: CompletionRequest) -> tuple[int, int]:
     return n, best_of
 
 
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+def _prompts(body: CompletionRequest) -> list[Prompt]:
+    """The prompts, those of ``prompt_embeds`` first, as in vLLM."""
     prompt: Any = body.prompt
+    vectors = list[Prompt](_vectors(body))
     if isinstance(prompt, str):
-        return [prompt]
+        return [*vectors, prompt]
+    if prompt is None and vectors:
+        return vectors
     if not prompt:
         raise InvalidRequest(f"prompt must be {PROMPT_KINDS}, not empty", "prompt")
     if isinstance(prompt[0], int):
-        return [prompt]
+        return [*vectors, prompt]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts a call", "prompt")
-    return list(prompt)
+    return [*vectors, *prompt]
+
+
+def _vectors(body: CompletionRequest) -> Iterator[Embeds]:
+    given = body.prompt_embeds or []
+    taken = {
+        "echo": body.echo,
+        "suffix": body.suffix,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+    }
+    if given and (name := next((name for name, value in taken.items() if value), None)):
+        raise InvalidRequest(f"{name}: not compatible with prompt_embeds, which are no text", name)
+    for index, file in enumerate([given] if isinstance(given, str) else given):
+        yield Embeds(
+            file, f"prompt_embeds[{index}]" if isinstance(given, list) else "prompt_embeds"
+        )
+
+
+async def _set_prompt(
+    state: ServerState, body: CompletionRequest, request: GenerateRequest, prompt: Prompt
+) -> None:
+    """Set the token ids of the prompt, or its vectors."""
+    if not isinstance(prompt, Embeds):
+        request.input_ids = await _ids(state, body, prompt)
+        return
+    rows = await off_loop(len(prompt.file), float_rows, prompt.file, prompt.where)
+    request.embeds, request.num_embeds = rows.tobytes(), len(rows)
+    request.names["input_embeds"] = prompt.where
 
 
 async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
@@ -211,8 +255,8 @@ def filled(state: ServerState, prompt: str, suffix: str | None) -> str:
     return state.fim.render(prompt, suffix)
 
 
-def _echo(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
-    if not body.echo:
+def _echo(state: ServerState, body: CompletionRequest, prompt: Prompt) -> str:
+    if not body.echo or isinstance(prompt, Embeds):
         return ""
     if isinstance(prompt, str):
         return prompt
@@ -293,8 +337,8 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
         async for prompt, output in deltas:
             index = prompt * call.num_samples + output.index
             is_first = index not in totals
-            if not is_first and output.hidden_states is None:
-                output.hidden_states = totals[index].hidden_states
+            if not is_first:
+                output.take_rows(totals[index])
             totals[index] = output
             if is_first and call.body.logprobs is not None:
                 lists[index] = _lists(call)

@@ -14,6 +14,7 @@ import msgspec
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
+from radixlm.entrypoints.http.openai.functions import in_words_of, read_functions
 from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
@@ -165,7 +166,10 @@ def _checked(
     model = state.check_model(body.model)
     check_messages(body.messages, state.template)
     sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
-    return model, sources, _tools(state, body), template_variables(state, body)
+    read_functions(body)
+    with in_words_of(body):
+        chosen = _tools(state, body)
+    return model, sources, chosen, template_variables(state, body)
 
 
 def check_messages(

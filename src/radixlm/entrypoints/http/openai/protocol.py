@@ -66,6 +66,7 @@ class Generation(Body):
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
     return_spec_tokens_details: bool | None = False
+    return_routed_experts: bool | None = False
     # of vLLM
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -75,9 +76,13 @@ class Generation(Body):
 
 @with_fields("completions")
 class CompletionRequest(Generation):
-    """POST /v1/completions."""
+    """POST /v1/completions. ``prompt_embeds`` (vLLM's): vectors [tokens, width] in the place of a
+    prompt, as base64 of a file of ``torch.save``, safetensors or numpy, or a list of them."""
 
-    prompt: str | Ints | Strings | Annotated[list[Ints], Field(max_length=MAX_PROMPTS)]
+    prompt: str | Ints | Strings | Annotated[list[Ints], Field(max_length=MAX_PROMPTS)] | None = (
+        None
+    )
+    prompt_embeds: str | Annotated[Strings, Field(max_length=MAX_PROMPTS)] | None = None
     best_of: int | None = None
     echo: bool | None = False
     logprobs: int | None = None
@@ -96,6 +101,8 @@ class ChatRequest(Generation):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
+    functions: Objects | None = None  # the older form of tools
+    function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | float | None = None
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = True

@@ -6,7 +6,7 @@ from typing import Any
 
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.http.openai.protocol import Generation, StreamOptions
-from radixlm.entrypoints.native.response import spec_fields
+from radixlm.entrypoints.native.response import routed_experts, spec_fields
 from radixlm.intake.records import Output
 
 
@@ -59,11 +59,14 @@ def usage(
 
 def extension(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
     """``sglext``, SGLang's fields beside OpenAI's, with what the client asks for: where the cached
-    tokens of the first prompt were, and, if anything drafts, the drafts of all samples together."""
+    tokens of the first prompt were, the experts of the first sample, and, if anything drafts, the
+    drafts of all samples together."""
     all_outputs, shown = list(outputs), dict[str, Any]()
     if body.return_cached_tokens_details and all_outputs and all_outputs[0].cached_tokens:
         in_pool = {"device": all_outputs[0].cached_tokens, "host": 0}
         shown["cached_tokens_details"] = all_outputs[0].cached_details or in_pool
+    if body.return_routed_experts and all_outputs:
+        shown["routed_experts"] = routed_experts(all_outputs[0])
     drafted = [o for o in all_outputs if o.draft_rounds is not None]
     if body.return_spec_tokens_details and drafted:
         total = Output(num_drafted=sum(output.num_drafted for output in drafted))

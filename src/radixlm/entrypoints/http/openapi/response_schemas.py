@@ -10,6 +10,7 @@ from typing import Any
 Schema = dict[str, Any]
 JSON, TEXT, SSE = "application/json", "text/plain", "text/event-stream"
 NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
+BINARY: Schema = {"type": "string", "format": "binary"}
 
 
 def _object(**fields: Schema) -> Schema:
@@ -192,7 +193,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/sleep": {},
     "/wake_up": {},
     "/debug/stacks": {TEXT: STR},
-    "/": {TEXT: STR},
+    "/": {TEXT: STR, JSON: _list(_object(generated_text=STR)), SSE: STR},
     "/metrics": {TEXT: STR},
     "/flush_cache": {TEXT: STR},
     "/reset_prefix_cache": {TEXT: STR},
@@ -215,7 +216,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/loads": {JSON: _object(loads=_list(DICT), aggregate=DICT), TEXT: STR},
     "/v1/models": {JSON: _object(object=_kind("list"), data=_list(CARD))},
     "/v1/models/{model}": {JSON: CARD},
-    "/generate": {JSON: _one_of(GENERATED, _list(GENERATED)), SSE: STR},
+    "/generate": {
+        JSON: _one_of(GENERATED, _list(GENERATED), _object(generated_text=STR)),
+        SSE: STR,
+    },
     "/generate_from_file": {JSON: GENERATED},
     "/abort_request": {JSON: _object(success=BOOL, num_aborted=INT)},
     "/pause_generation": {JSON: _object(message=STR, status=STR)},
@@ -244,6 +248,8 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/completion": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
     "/infill": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
     "/apply-template": {JSON: _object(prompt=STR)},
+    "/generate_stream": {SSE: STR},
+    "/info": {JSON: _object(model_id=STR, max_total_tokens=INT)},
     "/props": {JSON: _object(total_slots=INT, chat_template=STR)},
     "/slots": {JSON: _list(_object(id=INT, n_ctx=INT, speculative=BOOL, is_processing=BOOL))},
     "/lora-adapters": {JSON: _list(_object(id=INT, name=STR, path=STR, scale=NUM))},
@@ -265,16 +271,20 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
         )
     },
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
+    "/v1/fim/completions": {
+        JSON: _object(id=STR, object=_kind("chat.completion"), choices=_list(DICT), usage=SPENT),
+        SSE: STR,
+    },
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/v1/chat/completions/batch": {JSON: CHAT},
     "/v1/chat/completions/render": {JSON: RENDERED},
     "/load": {JSON: _object(server_load=INT)},
     "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: STR},
     "/v1/completions/render": {JSON: _list(RENDERED)},
-    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR},
+    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR, BYTES: BINARY},
     "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
     "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
-    "/v1/embeddings": {JSON: VECTORS},
+    "/v1/embeddings": {JSON: VECTORS, BYTES: BINARY},
     "/v1/classify": {JSON: CLASSES},
     "/encode": {JSON: _one_of(POOLED, _list(POOLED))},
     "/classify": {JSON: _one_of(POOLED, _list(POOLED), CLASSES)},
@@ -283,7 +293,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/reranking": {JSON: RANKED},
     "/v1/reranking": {JSON: RANKED},
     "/rerank": {JSON: RANKED},
-    "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE)},
+    "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE), BYTES: BINARY},
     "/v2/embed": {JSON: _object(id=STR, embeddings=DICT, texts=_or_null(_list(STR)), meta=DICT)},
     "/v1/score": {JSON: SCORES},
     "/score": {JSON: SCORES},
@@ -318,7 +328,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/v1/files": {JSON: _one_of(FILE, PAGE)},
     "/v1/files/{file_id}": {JSON: _one_of(FILE, DELETED)},
-    "/v1/files/{file_id}/content": {BYTES: {"type": "string", "format": "binary"}},
+    "/v1/files/{file_id}/content": {BYTES: BINARY},
     "/v1/batches": {JSON: _one_of(BATCH, PAGE)},
     "/v1/batches/{batch_id}": {JSON: BATCH},
     "/v1/batches/{batch_id}/cancel": {JSON: BATCH},

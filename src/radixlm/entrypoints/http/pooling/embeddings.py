@@ -15,7 +15,12 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.conversation import Conversation, check_input, prompt_of
-from radixlm.entrypoints.http.pooling.packed import ByteOrder, NumberFormat, packed
+from radixlm.entrypoints.http.pooling.packed import (
+    ByteOrder,
+    NumberFormat,
+    bytes_response,
+    packed,
+)
 from radixlm.entrypoints.http.pooling.pool import (
     Limit,
     MultimodalPrompt,
@@ -71,10 +76,10 @@ class Pooled(Conversation):
 @with_fields("embeddings")
 class EmbeddingRequest(Pooled):
     """POST /v1/embeddings: of ``input``, or of vLLM's ``messages``, a conversation. ``embed_dtype``
-    and ``endianness`` of vLLM: the numbers of base64."""
+    and ``endianness`` of vLLM: the numbers of base64 and bytes."""
 
     input: str | Ints | Strings | list[Ints] | list[TextInput] | None = None
-    encoding_format: Literal["float", "base64"] | None = "float"
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
     embed_dtype: NumberFormat | None = None
@@ -120,18 +125,24 @@ class EncodeRequest(Body):
 async def embeddings(request: Request) -> Response:
     """Vectors of texts and images."""
     body = await read_body(request, EmbeddingRequest)
-    return json_response(
-        await cancel_on_disconnect(request, answer_embeddings(state_of(request), body))
-    )
+    answer = answer_embeddings(state_of(request), body)
+    return _response(body, await cancel_on_disconnect(request, answer), "embedding")
 
 
 @router.post("/pooling", openapi_extra=documented(PoolingRequest))
 async def pooling(request: Request) -> Response:
     """Vectors, or the probabilities of a score head, in the form of vLLM."""
     body = await read_body(request, PoolingRequest)
-    return json_response(
-        await cancel_on_disconnect(request, _answer_pooling(state_of(request), body))
-    )
+    answer = _answer_pooling(state_of(request), body)
+    return _response(body, await cancel_on_disconnect(request, answer), "data")
+
+
+def _response(body: EmbeddingRequest, answer: dict[str, Any], name: str) -> Response:
+    """JSON, or vLLM's form in bytes."""
+    if body.encoding_format not in ("bytes", "bytes_only"):
+        return json_response(answer)
+    numbers, order = body.embed_dtype or "float32", body.endianness or "native"
+    return bytes_response(answer, name, numbers, order, body.encoding_format == "bytes")
 
 
 async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, Any]:
@@ -151,7 +162,7 @@ async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str,
 async def answer_embeddings(
     state: ServerState, body: EmbeddingRequest, activates: bool = False
 ) -> dict[str, Any]:
-    """The whole answer. ``activates``: scores as probabilities."""
+    """The whole answer, for bytes with floats. ``activates``: scores as probabilities."""
     reject_unsupported(body)
     model = state.check_model(body.model)
     data = []

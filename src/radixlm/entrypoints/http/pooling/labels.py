@@ -7,19 +7,26 @@ from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.multimodal.processor import Prompt
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 
 async def next_tokens(
-    state: ServerState, prompts: Sequence[list[int]], token_ids: Sequence[int]
+    state: ServerState, prompts: Sequence[list[int] | Prompt], token_ids: Sequence[int]
 ) -> list[Output]:
     """One step after each prompt, with the log-probabilities of ``token_ids``."""
     need = LogprobParams(-1, 0, tuple(token_ids))
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     requests = [
-        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=fair_share_key())
-        for ids in prompts
+        GenerateRequest(
+            sampling=sampling,
+            input_ids=one if isinstance(one, list) else None,
+            prompt=None if isinstance(one, list) else one,
+            logprobs=need,
+            fair_key=fair_share_key(),
+        )
+        for one in prompts
     ]
     return [outputs[0] for outputs in await generate.collect(state, requests)]
 

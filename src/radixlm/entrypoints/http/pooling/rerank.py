@@ -7,7 +7,7 @@ the score is the probability of "yes" against "no".
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +17,13 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.contents import (
+    Content,
+    Document,
+    content_of,
+    listed,
+    prompt_of,
+)
 from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
 from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
@@ -31,8 +38,9 @@ from radixlm.entrypoints.http.pooling.pool import (
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
-from radixlm.entrypoints.request_model import Body, Rid, Strings
+from radixlm.entrypoints.request_model import Body, Objects, Rid, Strings
 from radixlm.intake.records import Output
+from radixlm.multimodal.processor import Prompt as ReadPrompt
 
 router = APIRouter(tags=["pooled"])
 
@@ -43,20 +51,15 @@ JUDGE = (
 )
 
 
-class Document(Body):
-    """A document as an object."""
-
-    text: str
-
-
 Documents = Annotated[
-    Strings | list[Document] | list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)
+    Strings | list[Document] | list[str | Document | Objects],
+    Field(min_length=1, max_length=MAX_INPUTS),
 ]
 
 
 class _Rerank(Body):
-    query: Annotated[str, Field(min_length=1)]
-    documents: Documents
+    query: Annotated[str, Field(min_length=1)] | Document | Objects
+    documents: Documents | Document
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     truncate_prompt_tokens: Limit | None = None
@@ -91,23 +94,24 @@ class Ranked:
 
 async def rank(state: ServerState, body: _Rerank, rid: str | None = None) -> list[Ranked]:
     """All documents, best first; those with equal scores in the order of the request."""
-    documents = texts_of(body.documents)
+    documents = listed(state, body.documents, "documents")
+    query = content_of(state, body.query, "query")
     limit = checked_limit(state, body.truncate_prompt_tokens)
-    read = [await _beginning(state, text, body.max_tokens_per_doc) for text in documents]
-    scored = await scores_of(state, body.query, read, body.instruct, rid, limit)
+    read = [await _beginning(state, one, body.max_tokens_per_doc) for one in documents]
+    scored = await scores_of(state, query, read, body.instruct, rid, limit)
     ranked = [
-        Ranked(activated(state, score, body.use_activation), index, text, output)
-        for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
+        Ranked(activated(state, score, body.use_activation), index, one.text, output)
+        for index, ((score, output), one) in enumerate(zip(scored, documents, strict=True))
     ]
     return sorted(ranked, key=lambda one: -one.score)
 
 
-async def _beginning(state: ServerState, text: str, count: int | None) -> str:
-    """The text of the first ``count`` tokens of a document."""
-    if not count:
-        return text
-    ids = await encode(state, text, "documents", False, truncates=True)
-    return text if len(ids) <= count else state.require_tokenizer().decode(ids[:count])
+async def _beginning(state: ServerState, one: Content, count: int | None) -> Content:
+    """The first ``count`` tokens of a document's text; one with media is left whole."""
+    if not count or one.sources:
+        return one
+    ids = await encode(state, one.text, "documents", False, truncates=True)
+    return one if len(ids) <= count else Content(state.require_tokenizer().decode(ids[:count]))
 
 
 Scored = list[tuple[float, Output]]
@@ -115,14 +119,17 @@ Scored = list[tuple[float, Output]]
 
 async def scores_of(
     state: ServerState,
-    query: str,
-    documents: list[str],
+    query: Content,
+    documents: list[Content],
     instruct: str | None = None,
     rid: str | None = None,
     limit: int | None = None,
 ) -> Scored:
     """The score of each document for the query; ``limit`` as of ``pool``."""
+    first = next((one.sources[0].where for one in (query, *documents) if one.sources), None)
     if has_scores(state):
+        if first is not None:
+            raise InvalidRequest(f"{first}: this model's score head compares texts only", first)
         return await _by_head(state, query, documents, instruct, rid, limit)
     if not state.info.is_generation:
         return await _by_vectors(state, query, documents, instruct, rid, limit)
@@ -137,18 +144,18 @@ async def scores_of(
 
 async def _by_head(
     state: ServerState,
-    query: str,
-    documents: list[str],
+    query: Content,
+    documents: list[Content],
     instruct: str | None,
     rid: str | None,
     limit: int | None,
 ) -> Scored:
     if is_reranker_template(state):
-        texts = [_template_text(state, query, text, instruct) for text in documents]
+        texts = [_template_text(state, query, one, instruct) for one in documents]
         prompts: list[Prompt] = [await encode(state, t, "documents", False) for t in texts]
     else:
-        query = _instructed(query, instruct)
-        prompts = [Pair(query, text) for text in documents]
+        asked = _instructed(query.text, instruct)
+        prompts = [Pair(asked, one.text) for one in documents]
     results = await pool(state, prompts, "documents", rid, limit=limit)
     return [(one.vector[-1] if len(one.vector) == 2 else one.vector[0], one.output)
             for one in results]  # fmt: skip
@@ -156,20 +163,22 @@ async def _by_head(
 
 async def _by_vectors(
     state: ServerState,
-    query: str,
-    documents: list[str],
+    query: Content,
+    documents: list[Content],
     instruct: str | None,
     rid: str | None,
     limit: int | None,
 ) -> Scored:
     known = state.info.sentence.prompts if state.info.sentence is not None else {}
     names = [next((n for n in kind if known.get(n)), None) for kind in _PROMPT_NAMES]
-    asked: list[Prompt] = [_instructed(query, instruct)]
+    query = replace(query, text=_instructed(query.text, instruct))
+    if any(one.sources for one in (query, *documents)):
+        asked, *read = (prompt_of(state, one) for one in (query, *documents))
+    else:
+        asked, read = query.text, [one.text for one in documents]
     ids = (f"{rid}_query", rid) if rid is not None else (None, None)
-    first = (await pool(state, asked, "query", ids[0], prompt_name=names[0], limit=limit))[0]
-    results = await pool(
-        state, list(documents), "documents", ids[1], prompt_name=names[1], limit=limit
-    )
+    first = (await pool(state, [asked], "query", ids[0], prompt_name=names[0], limit=limit))[0]
+    results = await pool(state, read, "documents", ids[1], prompt_name=names[1], limit=limit)
     return [(cosine(first.vector, one.vector), one.output) for one in results]
 
 
@@ -178,7 +187,7 @@ _PROMPT_NAMES = (("query",), ("document", "passage"))
 
 
 async def _by_answer(
-    state: ServerState, query: str, documents: list[str], instruct: str | None
+    state: ServerState, query: Content, documents: list[Content], instruct: str | None
 ) -> Scored:
     tokenizer = state.require_tokenizer()
     labels = [tokenizer.encode(word, False) for word in ("yes", "no")]
@@ -188,10 +197,23 @@ async def _by_answer(
             'tokens for "yes" and "no"; serve a cross-encoder, or start with --is-embedding'
         )
     yes_no = [ids[0] for ids in labels]
-    texts = [_template_text(state, query, text, instruct) for text in documents]
-    prompts = [await encode(state, text, "documents", False) for text in texts]
+    prompts = [await _question(state, query, one, instruct) for one in documents]
     outputs = await next_tokens(state, prompts, yes_no)
     return [(softmax(label_logprobs(output, yes_no))[0], output) for output in outputs]
+
+
+async def _question(
+    state: ServerState, query: Content, document: Content, instruct: str | None
+) -> list[int] | ReadPrompt:
+    """What a generating model is asked about one document."""
+    sources = (*query.sources, *document.sources)
+    if state.media is None or not sources:
+        return await encode(
+            state, _template_text(state, query, document, instruct), "documents", False
+        )
+    await state.media.ready()  # the template writes its placeholders
+    text = _template_text(state, query, document, instruct)
+    return await state.media.prompt(text, sources, False)
 
 
 def is_reranker_template(state: ServerState) -> bool:
@@ -202,19 +224,27 @@ def is_reranker_template(state: ServerState) -> bool:
     return any(template.mentions(f"<{word}>") for word in ("Document", "document"))
 
 
-def _template_text(state: ServerState, query: str, document: str, instruct: str | None) -> str:
+def _template_text(
+    state: ServerState, query: Content, document: Content, instruct: str | None
+) -> str:
     """Query and document, rendered by a reranker's template; any other template gets the question
     that Qwen's rerankers were trained on."""
-    template = state.require_template()
+    template, instruct = state.require_template(), instruct or DEFAULT_INSTRUCT
+    first, second = (list(one.parts) or one.text for one in (query, document))
     if is_reranker_template(state):
-        messages = [
-            {"role": "query", "content": query},
-            {"role": "document", "content": document},
-            {"role": "system", "content": instruct or DEFAULT_INSTRUCT},
+        messages: list[dict[str, Any]] = [
+            {"role": "query", "content": first},
+            {"role": "document", "content": second},
+            {"role": "system", "content": instruct},
         ]
-        kwargs = {"query": query, "document": document, "instruct": instruct or DEFAULT_INSTRUCT}
+        kwargs = {"query": first, "document": second, "instruct": instruct}
         return template.render(messages, template_kwargs=kwargs)
-    asked = f"<Instruct>: {instruct or DEFAULT_INSTRUCT}\n<Query>: {query}\n<Document>: {document}"
+    words = f"<Instruct>: {instruct}\n<Query>: ", "\n<Document>: "
+    asked: Any = f"{words[0]}{first}{words[1]}{second}"
+    if query.sources or document.sources:
+        asked = []
+        for word, one in zip(words, (query, document), strict=True):
+            asked += [{"type": "text", "text": word}, *one.as_parts()]
     messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}]
     return template.render(messages, template_kwargs={"enable_thinking": False})
 
@@ -227,11 +257,6 @@ def cosine(a: list[float], b: list[float]) -> float:
     """The cosine of two vectors; 0 if one is zero."""
     dot = sum(x * y for x, y in zip(a, b, strict=True))
     return dot / (math.hypot(*a) * math.hypot(*b) or 1.0)
-
-
-def texts_of(documents: list[Any]) -> list[str]:
-    """The texts of documents, which may be objects."""
-    return [one.text if isinstance(one, Document) else one for one in documents]
 
 
 async def _rerank(request: Request) -> Response:

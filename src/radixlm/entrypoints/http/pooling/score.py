@@ -12,6 +12,7 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.contents import Document, listed
 from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
 from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
@@ -41,6 +42,9 @@ from radixlm.intake.records import Output
 router = APIRouter(tags=["pooled"])
 
 
+Side = str | Strings | Document | list[str | Document]
+
+
 @with_fields("score")
 class ScoreRequest(Body):
     """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
@@ -58,12 +62,12 @@ class ScoreRequest(Body):
     return_pooled_hidden_states: bool = False
     model: str | None = None
     # of vLLM
-    text_1: str | Strings | None = None
-    text_2: str | Strings | None = None
-    data_1: str | Strings | None = None
-    data_2: str | Strings | None = None
-    queries: str | Strings | None = None
-    documents: str | Strings | None = None
+    text_1: Side | None = None
+    text_2: Side | None = None
+    data_1: Side | None = None
+    data_2: Side | None = None
+    queries: Side | None = None
+    documents: Side | None = None
     truncate_prompt_tokens: Limit | None = None
     use_activation: bool | None = None
 
@@ -115,18 +119,12 @@ async def _of_pairs(
 ) -> dict[str, Any]:
     """vLLM's answer: one text against each of several, or lists of the same length, of the fields
     ``left`` and ``right``."""
-    first, second = (
-        [value] if isinstance(value, str) else value or []
-        for value in (getattr(body, left), getattr(body, right))
-    )
-    texts = all(isinstance(text, str) for text in second)
-    if (
-        not texts
-        or not first
-        or not second
-        or len(first) not in (1, len(second))
-        or len(second) > MAX_INPUTS
-    ):
+    sides = [getattr(body, name) for name in (left, right)]
+    if any(isinstance(side, list) and side and isinstance(side[0], list) for side in sides):
+        raise InvalidRequest(f"{right}: pairs are of texts, images and videos, not ids", right)
+    names = (left, right)
+    first, second = (listed(state, side, n) for side, n in zip(sides, names, strict=True))
+    if not first or not second or len(first) not in (1, len(second)) or len(second) > MAX_INPUTS:
         raise InvalidRequest(
             f"{left} and {right}: one text and 1 to {MAX_INPUTS}, or as many of both", right
         )

@@ -64,7 +64,7 @@ class GigaChat3(JsonBlocks):
         "<|message_sep|>\n\nfunction call<|role_sep|>",
     )
     stripped = ("<|message_sep|>",)
-    ends = ("<|message_sep|>",)
+    ends = ("<|message_sep|>", "</s>")
 
 
 class Inkling(JsonBlocks):

@@ -1,10 +1,17 @@
-"""Tools as programs describe them to a parser."""
+"""Tools as programs describe them to a parser, and requests as objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pydantic import BaseModel
+
+
+class GenerateReqInput:
+    """The fields of ``/generate`` as attributes, for ``engine.tokenizer_manager``."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
 
 
 class Function(BaseModel):

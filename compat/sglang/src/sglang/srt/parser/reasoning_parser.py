@@ -8,7 +8,7 @@ from radixlm.text.reasoning.base import split_all
 
 class ReasoningParser:
     """Splits what a model wrote into reasoning and text. ``model_type``: a value of
-    ``--reasoning-parser``; ConfigError lists them."""
+    ``--reasoning-parser`` in any case; ConfigError lists them."""
 
     def __init__(
         self,
@@ -16,7 +16,8 @@ class ReasoningParser:
         stream_reasoning: bool = True,
         force_reasoning: bool | None = None,
     ) -> None:
-        self._name, self._inside, self._streams = model_type, force_reasoning, stream_reasoning
+        self._name, self._inside = model_type.lower(), force_reasoning
+        self._streams = stream_reasoning
         self._parser = self._new()
 
     def _new(self) -> registry.ReasoningParser:
@@ -31,3 +32,7 @@ class ReasoningParser:
     def parse_stream_chunk(self, chunk_text: str) -> tuple[str, str]:
         """(reasoning, text) that the next chunk adds."""
         return self._parser.feed(chunk_text)
+
+    def parse_stream_end(self) -> tuple[str, str]:
+        """(reasoning, text) that was held back at the end of the stream."""
+        return self._parser.finish()

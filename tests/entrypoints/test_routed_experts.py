@@ -1,0 +1,111 @@
+"""``return_routed_experts``: which experts each token chose, in /generate and OpenAI's answers."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+import radixlm
+from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.entrypoints.answers import MetaInfo
+from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest
+from radixlm.entrypoints.http.openai.usage import extension
+from radixlm.intake.records import Output
+
+PROMPT = list(range(5, 45))
+LAYERS = 3
+
+
+def engine(arch: str = "Qwen3MoeForCausalLM", **options: Any) -> radixlm.Engine:
+    return radixlm.Engine(
+        model_path=str(cached_tiny(arch, num_hidden_layers=LAYERS)), skip_tokenizer_init=True,
+        enable_return_routed_experts=True, max_total_tokens=512, max_running_requests=4,
+        cpu_threads=1, log_level="warning", **options,
+    )  # fmt: skip
+
+
+def ask(engine: radixlm.Engine, ids: list[int], count: int, **fields: Any) -> dict[str, Any]:
+    params = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+    fields = {"return_routed_experts": True, **fields}
+    return dict(engine.generate(input_ids=ids, sampling_params=params, **fields))
+
+
+def rows(meta: dict[str, Any], top_k: int) -> np.ndarray[Any, Any]:
+    data = base64.b64decode(meta["routed_experts"])
+    return np.frombuffer(data, np.int32).reshape(-1, LAYERS, top_k)
+
+
+@pytest.mark.parametrize("chunk", [16, 2048])
+def test_every_token_but_the_last_has_its_experts(chunk: int) -> None:
+    with engine(chunked_prefill_size=chunk, enable_return_hidden_states=True) as made:
+        moe = made.info.decoder.blocks[0].ffn
+        ask(made, PROMPT, 1, return_routed_experts=False)  # its prefix is cached
+        answer = ask(made, PROMPT, 4)
+        found = rows(answer["meta_info"], moe.top_k)
+        assert len(found) == len(PROMPT) + 3
+        assert 0 <= found.min() and found.max() < moe.experts
+        assert all(len(set(row)) == moe.top_k for row in found.reshape(-1, moe.top_k).tolist())
+        again = rows(ask(made, PROMPT + answer["output_ids"], 1)["meta_info"], moe.top_k)
+        assert (again[: len(found)] == found).all()
+        later = ask(made, PROMPT, 4, routed_experts_start_len=30, return_hidden_states=True)
+        assert (rows(later["meta_info"], moe.top_k) == found[30:]).all()
+        states = later["meta_info"]["hidden_states"]
+        assert np.shape(states[0]) == (len(PROMPT), made.info.decoder.dim) and len(states) == 4
+        params = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+        *_, last = made.generate(
+            input_ids=PROMPT, sampling_params=params, return_routed_experts=True, stream=True
+        )
+        assert (rows(last["meta_info"], moe.top_k) == found).all()
+        assert set(ask(made, PROMPT, 1)["meta_info"]) <= set(MetaInfo.__annotations__)
+        with pytest.raises(InvalidRequest, match="routed_experts_start_len: 41"):
+            ask(made, PROMPT, 1, routed_experts_start_len=41)
+
+
+def test_drafts_that_are_refused_have_no_experts() -> None:
+    loop = [7, 8, 9, 10] * 10
+    with engine() as made:
+        plain = ask(made, loop, 12)
+    with engine(speculative_algorithm="NGRAM", speculative_num_draft_tokens=4) as made:
+        drafted = ask(made, loop, 12)
+        top_k = made.info.decoder.blocks[0].ffn.top_k
+    assert drafted["output_ids"] == plain["output_ids"]
+    first, second = (rows(one["meta_info"], top_k) for one in (plain, drafted))
+    assert len(second) == len(loop) + 11 and (first == second).all()
+
+
+def test_layers_without_experts_have_zeros() -> None:
+    with engine("DeepseekV2ForCausalLM") as made:
+        blocks = made.info.decoder.blocks
+        layers = made.info.expert_layers
+        dense = [n for n in range(len(blocks)) if n not in layers]
+        found = rows(ask(made, PROMPT, 2)["meta_info"], blocks[layers[0]].ffn.top_k)
+    assert dense and not found[:, dense].any() and found[:, list(layers)].any()
+
+
+def test_models_without_experts_and_servers_without_the_flag_say_so() -> None:
+    with pytest.raises(ConfigError, match="no experts that can be told"):
+        engine("Qwen3ForCausalLM")
+    with (
+        radixlm.Engine(log_level="error") as made,
+        pytest.raises(InvalidRequest, match="needs --enable-return-routed-experts"),
+    ):
+        ask(made, [1, 2], 1)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_openai_answers_have_them_in_sglext(kind: Any) -> None:
+    def body(**fields: Any) -> Any:
+        return kind(messages=[], prompt="", **fields)
+
+    first, last = Output(routed_experts=[b"ab", b"c"]), Output(routed_experts=[b"d"])
+    last.take_rows(first)
+    later = Output()
+    later.take_rows(last)
+    wanted = base64.b64encode(b"abcd").decode()
+    shown = extension(body(return_routed_experts=True), [later, Output()])
+    assert shown == {"sglext": {"routed_experts": wanted}}
+    assert extension(body(), [later]) == {}
