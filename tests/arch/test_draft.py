@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixlm.arch.config_defaults import defaults
-from radixlm.arch.draft import at_step, tapped_layers
+from radixlm.arch.draft import MaskedBlock, at_step, tapped_layers
 from radixlm.arch.hf import describe, describe_draft
 from radixlm.arch.names import spellings
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS
@@ -250,10 +250,52 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize("architecture", ["DFlashDraftModel", "MedusaModel"])
-def test_drafters_of_several_tokens_at_once_are_refused(architecture: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{architecture}' drafts several tokens at once"):
+@pytest.mark.parametrize("architecture", ["MedusaModel", "PEagleDraftModel"])
+def test_other_drafters_are_refused(architecture: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
         describe_draft({**SHAPE, "architectures": [architecture]})
+
+
+def test_blocks_of_masks() -> None:
+    own = {"mask_token_id": 9, "target_layer_ids": [1, 4]}
+    raw = {**SHAPE, "architectures": ["DFlashDraftModel"], "dflash_config": own, "block_size": 10}
+    found = describe_draft(raw)
+    assert (found.block, found.tap_layers) == (MaskedBlock(10, 9), (1, 4))
+    assert (found.block.num_drafts, found.decoder.blocks[0].mixer.extras) == (9, None)
+    kinds = ["full_attention", "sliding_attention"] * 2
+    local = describe_draft({**raw, "layer_types": kinds, "sliding_window": 7})
+    whole, window = (block.mixer for block in local.decoder.blocks[:2])
+    assert whole.extras is None and (window.window, window.extras.is_causal) == (7, True)
+    causal = describe_draft({**raw, "is_causal": True})
+    assert causal.decoder.blocks[0].mixer.extras.is_causal
+    unnamed = {**raw, "dflash_config": {"mask_token_id": 9}, "num_target_layers": 36}
+    assert describe_draft(unnamed).tap_layers == (1, 12, 22, 33)  # as the authors choose them
+    assert describe_draft({**unnamed, "num_hidden_layers": 1}).tap_layers == (18,)
+    spark = {**raw, "architectures": ["Qwen3DSparkModel"], "markov_rank": 8, "block_size": 7}
+    block = describe_draft({**spark, "markov_head_type": "RNN"}).block
+    assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
+    assert block.num_drafts == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1]}}, "dflash_config.*mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 128, "target_layer_ids": [1]}}, "below 128"),
+        ({"dflash_config": {"mask_token_id": 1}}, "target_layer_ids.*num_target_layers"),
+        ({"block_size": 1}, "block_size.*at least 2"),
+        ({"architectures": ["DSparkDraftModel"]}, "markov_rank.*positive"),
+        (
+            {"architectures": ["DSparkDraftModel"], "markov_rank": 2, "markov_head_type": "x"},
+            "markov_head_type.*'vanilla', 'gated' or 'rnn'",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be(changes: dict[str, Any], named: str) -> None:
+    own = {"mask_token_id": 9, "target_layer_ids": [1, 4]}
+    raw = {**SHAPE, "architectures": ["DFlashDraftModel"], "dflash_config": own, **changes}
+    with pytest.raises(CheckpointError, match=named):
+        describe_draft(raw)
 
 
 def test_hidden_states_that_an_eagle3_head_reads() -> None:

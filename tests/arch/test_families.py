@@ -80,7 +80,7 @@ REFUSED = [
     ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
     ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
     ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-    ("GptOssForCausalLM", {"swiglu_limit": 5.0}, "swiglu_limit"),
+    ("GptOssForCausalLM", {"swiglu_limit": -1.0}, "swiglu_limit"),
     ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method"),
     ("LlamaForCausalLM", {"hidden_act": "mish"}, "hidden_act"),
     ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_attention_heads"),

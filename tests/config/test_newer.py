@@ -120,6 +120,9 @@ def test_yaml_and_keywords_know_the_names(tmp_path: Path) -> None:
     assert parse(["--config", str(path)])[0].serve.stream_output
     assert ServerConfig.from_kwargs(cuda_graph_bs_decode=[1, 2]).execute.cuda_graph_bs == (1, 2)
     assert ServerConfig.from_kwargs(ssl_keyfile=None, mm_process_config={}) == ServerConfig()
+    blocks = {"speculative_dflash_block_size": 12, "speculative_dspark_block_size": 9}
+    speculate = ServerConfig.from_kwargs(**blocks).speculate
+    assert (speculate.speculative_num_draft_tokens, speculate.speculative_num_steps) == (12, 9)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,12 @@ def filled(architecture: str = "X", **given: Any) -> dict[str, Any]:
         ({"algorithm": "EAGLE", "num_steps": 3, "adaptive": True}, (3, 4, True, 7)),
         ({"algorithm": "EAGLE", "num_steps": 9, "adaptive": True}, (9, 10, True, 9)),
         ({"algorithm": "NGRAM", "num_draft_tokens": 1}, (1, 2, False, 1)),
+        # one step makes a block of so many tokens
+        ({"algorithm": "DFLASH"}, (15, 16, True, 15)),
+        ({"algorithm": "DFLASH", "num_steps": 1, "eagle_topk": 1}, (15, 16, True, 15)),
+        ({"algorithm": "DFLASH", "num_steps": 1, "num_draft_tokens": 8}, (7, 8, False, 7)),
+        ({"algorithm": "DFLASH", "eagle_topk": 4, "num_draft_tokens": 8}, (7, 8, False, 7)),
+        ({"algorithm": "DSPARK"}, (7, 8, True, 7)),
         ({}, (None, None, False, 7)),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 import radixlm
 from radixlm.base.record import Record, field
+from radixlm.config.speculate import BLOCK_DRAFTS
 from radixlm.engine.model_info import ASSETS, ZOO
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
@@ -22,6 +23,7 @@ from radixlm.step.plan import Int32Array
 from tests.engine.test_draft_models import DEEPSEEK, QWEN_NEXT, with_layers
 from tests.engine.test_drafted_engine import facts
 from tests.engine.test_drafted_pairs import draw
+from tests.fakes.block_drafts import make_head
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
 
 NAMES = ("radix-tiny-draft", "radix-tiny-eagle3", "radix-tiny-vl", "radix-tiny-lora-upper")
@@ -69,6 +71,8 @@ WORLDS = (
     World("delta nets", ("NEXTN", "NGRAM"), QWEN_NEXT[0], others=CHUNKS),
     World("Mamba", ("NGRAM", "STANDALONE"), "BambaForCausalLM", others=SMALL),
     World("RWKV", ("NGRAM",), "RwkvForCausalLM", others=PAGES),
+    World("blocks", ("DFLASH", "DSPARK"), "Qwen3ForCausalLM", others=SMALL),
+    World("blocks of two groups", ("DFLASH",), "Qwen3ForCausalLM", others=GROUPS),
 )  # fmt: skip
 CASES = [(world, drafter) for world in WORLDS for drafter in world.drafters]
 
@@ -105,6 +109,11 @@ def model_of(world: World, drafter: str, folder: Path) -> tuple[str, dict[str, A
         return world.model, options
     if drafter == "STANDALONE":
         options["speculative_draft_model_path"] = str(cached_tiny("Qwen3ForCausalLM"))
+    if drafter in BLOCK_DRAFTS:
+        markov = {"markov_rank": 8, "markov_head_type": "rnn"} if drafter == "DSPARK" else {}
+        architecture = "DSparkDraftModel" if markov else "DFlashDraftModel"
+        make_head(folder / "head", VOCAB, architectures=[architecture], **markov)
+        options["speculative_draft_model_path"] = str(folder / "head")
     if drafter != "NEXTN":
         return str(cached_tiny(world.model)), options
     architecture, old, at, names = DEEPSEEK if world.model == DEEPSEEK[0] else QWEN_NEXT

@@ -44,7 +44,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     "Ministral3ForCausalLM": {"sliding_window": [None, 5]},
     "NanoChatForCausalLM": {**_BIAS, "final_logit_softcapping": [None, 5.0]},
     "BitNetForCausalLM": {**_BIAS, "hidden_act": ["relu2", "silu"]},
-    "ApertusForCausalLM": _BIAS,
+    "ApertusForCausalLM": {**_BIAS, "hidden_act": ["xielu", "silu", "relu2"]},
     "Apertus1p5TextForCausalLM": {**_BIAS, "output_vocab_size": [None, 384, 381]},
     "LaraMiniForCausalLM": {**_BIAS, **_TOP, **_RENORM, "sliding_window": [3, 8]},
     "HunYuanDenseV1ForCausalLM": _BIAS,

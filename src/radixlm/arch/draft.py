@@ -18,6 +18,26 @@ from radixlm.base.record import Record, replace
 STEP = "{step}"  # in a tensor name: the number of the module; each guesses one token further
 
 
+class MaskedBlock(Record):
+    """One step drafts several tokens: the last known token and ``mask`` tokens behind it see each
+    other, and for each token before them an entry that is made of the target's hidden states of
+    that token (DFlash, DSpark)."""
+
+    size: int  # tokens of a block
+    mask: int  # the token id of a mask
+    tells_next: bool = False  # a place tells the token behind it, else the token at it
+    norms_entries: bool = False  # the hidden states pass the first norm of each layer
+    # the token before a draft adds to its logits: by its row of a table of ``markov_rank``
+    # channels; gated: by hidden state and row; rnn: by a state that goes along the block
+    markov: Literal["", "vanilla", "gated", "rnn"] = ""
+    markov_rank: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that a block drafts."""
+        return self.size - (not self.tells_next)
+
+
 class Draft(Record):
     """One or more modules of the same shape, each with its own weights.
 
@@ -61,6 +81,8 @@ class Draft(Record):
     # its head reads only the tokens of the best of so many clusters: how many there are, how many
     # are read. Roles draft.{centroids token_ordering table}
     clusters: tuple[int, int] = (0, 0)
+    # drafts all tokens in one step. Roles draft.markov.{table out gate joint}
+    block: MaskedBlock | None = None
 
 
 def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:

@@ -273,6 +273,10 @@ DRAFTS: dict[str, str] = {
     "EagleLlamaForCausalLM": "eagle:llama_eagle",
     "EagleMistralForCausalLM": "eagle:mistral_eagle",
     "EagleMistralLarge3ForCausalLM": "eagle:mistral_large3_eagle",
+    "DFlashDraftModel": "dflash:dflash",
+    "DFlashLagunaForCausalLM": "dflash:laguna_dflash",
+    "DSparkDraftModel": "dflash:dspark",
+    "Qwen3DSparkModel": "dflash:dspark",
     "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
     "HYV3ForCausalLMNextN": "drafts:bailing",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
@@ -300,9 +304,8 @@ EAGLE3_HEADS: dict[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
     "Qwen3ForCausalLM": "LlamaForCausalLMEagle3",
 }
-# Drafters that are known and not built: they draft several tokens at once.
+# Drafters that are known and not built.
 OTHER_DRAFTS = (
-    *("DFlashDraftModel", "DFlashLagunaForCausalLM", "DSparkDraftModel", "Qwen3DSparkModel"),
     *("DeepseekV4ForCausalLMDSpark", "MedusaModel", "PEagleDraftModel", "PeagleLlamaForCausalLM"),
     "MLPSpeculatorPreTrainedModel",
 )
@@ -389,8 +392,8 @@ def find(architecture: str, source: str = "config.json") -> Family:
         return family
     if architecture in OTHER_DRAFTS:
         raise UnknownArchitecture(
-            f"{source}: {architecture!r} drafts several tokens at once, which is not supported; "
-            "EAGLE and EAGLE-3 heads and prediction layers are"
+            f"{source}: {architecture!r} is a drafter that is not supported; EAGLE, EAGLE-3, "
+            "DFlash and DSpark heads and prediction layers are"
         )
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""

@@ -55,6 +55,8 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
         {"true": 1 << 40, "false": None},
     ),
     "hf_chat_template_name": ("chat_template", None),
+    "speculative_dflash_block_size": ("speculative_num_draft_tokens", None),
+    "speculative_dspark_block_size": ("speculative_num_steps", None),
     "image_processor_backend": (
         "disable_fast_image_processor",
         {"pil": True, "auto": None, "torchvision": None},
@@ -137,12 +139,12 @@ _NO_EFFECT: Mapping[str, str] = {
 
 _DETAILS: Mapping[str, str] = {
     "speculative_algorithm": """
-        enable_multi_layer_eagle spec_trace_dir speculative_dflash_block_size
+        enable_multi_layer_eagle spec_trace_dir
         speculative_dflash_draft_window_size
         speculative_domino_candidate_pool_size speculative_draft_attention_backend
         speculative_draft_kv_cache_dtype speculative_draft_sink_size
         speculative_draft_window_size speculative_dsa_topk_backend
-        speculative_dspark_align_verify_tokens_to_graph_tier speculative_dspark_block_size
+        speculative_dspark_align_verify_tokens_to_graph_tier
         speculative_dspark_confidence_sts_path speculative_dspark_sps_table_path
         speculative_enable_w4a4_mxfp4_megamoe speculative_moe_a2a_backend
         speculative_moe_runner_backend speculative_skip_dp_mlp_sync

@@ -17,7 +17,7 @@ from radixlm.config.execute import BUILT_ATTENTION, MODEL_ATTENTION
 from radixlm.config.host import HostInfo
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig
-from radixlm.config.speculate import MAX_STEPS, MAX_TREE
+from radixlm.config.speculate import BLOCK_DRAFTS, MAX_STEPS, MAX_TREE
 from radixlm.config.states import (
     check_states,
     compile_notes,
@@ -208,21 +208,23 @@ TREE_TOKENS = 8
 
 
 def fill_drafts(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
-    """Lengths of drafts: of two that are set, the steps count. The automatic ones are SGLang's. A
-    tree has as many tokens as are set, or eight."""
+    """Lengths of drafts: of two that are set, the steps count, but for the one step that makes a
+    block. The automatic ones are SGLang's. A tree has as many tokens as are set, or eight."""
     s = config.speculate
     algorithm, steps = s.speculative_algorithm, s.speculative_num_steps
     tokens = s.speculative_num_draft_tokens
     if algorithm is None or host.model is None:
         return
+    if algorithm in BLOCK_DRAFTS and steps == 1:
+        steps = None
     branches = s.speculative_eagle_topk or 1
-    is_tree = branches > 1 and algorithm != "NGRAM"
+    is_tree = branches > 1 and algorithm not in ("NGRAM", *BLOCK_DRAFTS)
     if tokens is not None and (steps is None or algorithm == "NGRAM") and not is_tree:
         steps = max(1, tokens - 1)
         yield Change("speculative_num_steps", steps, "the draft tokens but the first")
     elif steps is None:
         table = load("radixlm.arch.registry:DRAFT_STEPS").get(host.model.get("architecture", ""), 5)
-        steps = {"STANDALONE": 3, "NGRAM": 11}.get(algorithm, table)
+        steps = {"STANDALONE": 3, "NGRAM": 11, "DFLASH": 15, "DSPARK": 7}.get(algorithm, table)
         yield Change("speculative_num_steps", steps, f"where {algorithm} starts")
         if tokens is None:
             yield Change("speculative_adaptive", True, "no length of drafts is set")

@@ -5,7 +5,10 @@ from typing import Annotated
 
 from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
-ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+BLOCK_DRAFTS = ("DFLASH", "DSPARK")
+HEADS = ("EAGLE", "EAGLE3", "NEXTN", *BLOCK_DRAFTS)
+"""Algorithms whose drafts read hidden states of the model, and use its output head."""
+ALGORITHMS = (*HEADS, "STANDALONE", "NGRAM")
 BUILT = ALGORITHMS
 """Algorithms that work. All but NGRAM have a draft model, on the device of the model."""
 

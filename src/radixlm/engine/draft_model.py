@@ -23,12 +23,14 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
+from radixlm.config.speculate import BLOCK_DRAFTS, HEADS
 from radixlm.engine.drafting import tree_shape, verifies_drafts, why_chains
 from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module, noting_contents
+from radixlm.models.block_draft import BlockDraft
 from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
@@ -71,10 +73,12 @@ class LoadedDraft(Record, eq=False):
     # further modules, each of which drafts one token further than the one before
     later: tuple[tuple[DraftModel, AttentionBackend], ...] = ()
     tree: TreeShape | None = None  # what it drafts; None: chains
+    block: TreeShape | None = None  # one branch, of the tokens of a block
 
     def num_branch_pages(self, page_size: int) -> int:
         """Pages of its pools besides those of the target's."""
-        return 0 if self.tree is None else self.tree.num_pages(page_size)
+        shape = self.tree or self.block
+        return 0 if shape is None else shape.num_pages(page_size)
 
     @property
     def roots(self) -> list[Module]:
@@ -129,17 +133,21 @@ def load_draft(
     num_ids = num_ids or info.decoder.vocab
     branches, modules = config.speculate.speculative_eagle_topk or 1, 1 + len(own)
     reason = why_chains(config, info.decoder, modules)
+    block = None
     if isinstance(net, ReadingDraft):
         reason = reason or "the draft has no keys and values of its own"
+    elif isinstance(net, BlockDraft):
+        reason = reason or "the draft makes a block of tokens at once"
+        block = TreeShape(branches=1, size=net.block.size, depth=net.block.size)
     if branches > 1 and reason:
         log.warning("--speculative-eagle-topk %d is read as 1: %s", branches, reason)
     tree = None if reason else tree_shape(config, info.decoder, modules)
-    return LoadedDraft(net, attn, num_ids, num_bytes, fill, renew, own, tree)
+    return LoadedDraft(net, attn, num_ids, num_bytes, fill, renew, own, tree, block)
 
 
 def shares_head(config: ServerConfig) -> bool:
     """Whether a drafter on rank 0 may run the target's output head, which is whole then."""
-    return config.speculate.speculative_algorithm in ("EAGLE", "EAGLE3", "NEXTN")
+    return config.speculate.speculative_algorithm in HEADS
 
 
 def tap_for_drafter(config: ServerConfig, info: ModelInfo, target: Model) -> None:
@@ -251,7 +259,7 @@ def _load_head(
     spec = _describe_head(config, info, target, folder)
     compute, weight = _dtypes(config, device, folder)
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
-    kind = ReadingDraft if spec.reads_target else DraftModel
+    kind = ReadingDraft if spec.reads_target else BlockDraft if spec.block else DraftModel
     nets = [kind(spec, context, weight, number) for number in range(spec.modules)]
     is_part = folder == info.folder or len(nets) > 1
     kept = kept_ids(config, spec, target.decoder, device)
@@ -291,9 +299,9 @@ def _describe_head(
             f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
         )
     own = algorithm_of(spec)
-    if algorithm == "EAGLE3" != own:
+    if own != algorithm and (algorithm == "EAGLE3" or {own, algorithm} & set(BLOCK_DRAFTS)):
         raise ConfigError(
-            f"--speculative-algorithm EAGLE3: {folder} holds a head of kind {own}; {own} works"
+            f"--speculative-algorithm {algorithm}: {folder} holds a head of kind {own}; {own} works"
         )
     if own == "EAGLE3" != algorithm:
         log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
@@ -311,7 +319,8 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    return is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight", "lm_head.weight"))
+    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight")
+    return is_part or name.startswith("confidence_head.") or name.endswith(ends)
 
 
 def _renew_head(
@@ -355,6 +364,8 @@ def _nothing() -> None:
 
 def algorithm_of(spec: Draft | None) -> str:
     """The algorithm of a head."""
+    if spec is not None and spec.block is not None:
+        return "DSPARK" if spec.block.markov else "DFLASH"
     if spec is not None and not spec.is_projected:
         return "EAGLE3"
     predicts = spec is not None and (spec.embed_norm is not None or spec.reads_target)
@@ -364,6 +375,8 @@ def algorithm_of(spec: Draft | None) -> str:
 def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     """A draft with the modules and the table, a head of EAGLE-3 with the parts that its files have:
     configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
+    if spec.block is not None:
+        return spec
     if spec.is_projected:
         num = _num_modules(spec, present)
         table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
@@ -440,8 +453,8 @@ def kept_ids(
     path, flag = config.local("speculative_token_map"), "--speculative-token-map"
     if path is None:
         return None
-    if spec.owns_head or target.head_bias:
-        log.info("%s has no effect: the draft has a head of its own vocabulary", flag)
+    if spec.owns_head or spec.block or target.head_bias:
+        log.info("%s has no effect on this draft", flag)
         return None
     try:
         ids = torch.as_tensor(load_file(Path(path))).long().flatten()

@@ -29,6 +29,7 @@ from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.adapters import AdapterTable
+from radixlm.executor.block_drafter import BlockDrafter
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_entries import PageGroups
@@ -49,6 +50,7 @@ from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
+from radixlm.models.block_draft import BlockDraft
 from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
@@ -193,10 +195,13 @@ def _drafter(
     groups = ONE_GROUP
     if num_groups > 1:
         groups = PageGroups(tables.num_slots // num_groups, num_pages)
-    size, num_ids, tree = limits.page_size, draft.num_ids, draft.tree
-    if tree is not None:
-        tree = replace(tree, first_page=num_groups * num_pages)
-    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups, tree)
+    size, num_ids, shape = limits.page_size, draft.num_ids, draft.tree or draft.block
+    if shape is not None:
+        shape = replace(shape, first_page=num_groups * num_pages)
+    if isinstance(draft.net, BlockDraft):
+        assert shape is not None
+        return BlockDrafter(draft.net, draft.attn, tables, size, num_ids, shape, groups=groups)
+    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups, shape)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

@@ -53,11 +53,18 @@ class DraftEntries:
     """By slot: positions [``base``, ``done``) have entries; ``base`` is the first of a page."""
 
     def __init__(
-        self, tables: DeviceTables, page_size: int, is_head: bool, groups: PageGroups
+        self,
+        tables: DeviceTables,
+        page_size: int,
+        is_head: bool,
+        groups: PageGroups,
+        lag: int = 0,
     ) -> None:
-        """``is_head``: token 0 has no entry, since no hidden state comes before it."""
+        """``is_head``: token 0 has no entry, since no hidden state comes before it. ``lag`` 1: an
+        entry is of a hidden state alone and stands at the place of its token, one before that of
+        the token that comes with it; so the last known token has none."""
         self._tables, self._page_size, self._is_head = tables, page_size, is_head
-        self._groups = groups
+        self._groups, self._lag = groups, lag
         num_slots = tables.num_slots + 1
         self._first_page = groups.first_pages(num_slots)
         self.base: Int64Array = np.zeros(num_slots, np.int64)
@@ -76,7 +83,7 @@ class DraftEntries:
     def release(self, slot: int) -> None:
         """The slot's request is over; others may have its pages from now on."""
         if self.done[slot] >= 0:
-            self._empty(slot, int(self.done[slot]), int(self._end[slot]))
+            self._empty(slot, int(self.done[slot]) - self._lag, int(self._end[slot]))
         self.base[slot] = self._end[slot] = self._drafted[slot] = 0
         self.done[slot], self._since[slot] = -1, self._num_steps
         self._last.pop(slot, None)
@@ -182,8 +189,8 @@ class DraftEntries:
         pages = self._pages_of(slot, 0, start // self._page_size)
         lacking = [i for i, page in enumerate(pages) if page not in self.filled]
         self.base[slot] = (lacking[-1] + 1) * self._page_size if lacking else 0
-        self.done[slot] = start
-        if start == 0 and self._is_head:
+        self.done[slot] = start + self._lag
+        if start == 0 and self._is_head and not self._lag:
             self._blanks.append((slot, 0))
             self.done[slot] = 1
 
@@ -229,12 +236,12 @@ class DraftEntries:
         """These are written next."""
         first_S = np.flatnonzero(np.diff(slots_E, prepend=-1))
         ends_S = np.append(first_S[1:], len(slots_E)) - 1
-        size = self._page_size
-        rows_S3 = np.stack((slots_E[first_S], at_E[first_S], at_E[ends_S]), 1)
+        size, lag = self._page_size, self._lag
+        rows_S3 = np.stack((slots_E[first_S], at_E[first_S], at_E[ends_S]), 1) - (0, lag, lag)
         for slot, first, last in rows_S3.tolist():
             if self.done[slot] < 0:
                 self._begin(slot, first)
-            done = int(self.done[slot])
+            done = int(self.done[slot]) - lag
             if first > done:  # tokens between were dropped
                 self.base[slot] = base = first // size * size
                 self._empty(slot, done, base)
@@ -243,7 +250,7 @@ class DraftEntries:
             elif (last + 1) // size > done // size:
                 begin = max(done, int(self.base[slot])) // size
                 self.filled.update(self._pages_of(slot, begin, (last + 1) // size))
-            self.done[slot] = last + 1
+            self.done[slot] = last + 1 + lag
 
     def blanks(self) -> Tensor | None:
         """Places of the cache that need zeros: int64; None of none."""

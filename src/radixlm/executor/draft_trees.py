@@ -3,8 +3,7 @@
 Behind the last token the k best tokens are drafted, then behind each of k drafts of a depth its k
 best; of these k * k those of the highest product of chances are gone on with. Of all drafts, those
 of the highest products stay: they are a tree, as no draft has a higher product than the one before
-it. Each of the k branches of a request has pages of its own for its drafts' entries, at the end of
-the draft's pools.
+it. Each of the k branches of a request has pages of its own for its drafts' entries.
 
 Legend: R rows (requests), k branches, B = R * k branches of all, N drafts of a tree, D width.
 """
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.executor.branch_pages import BranchPages
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array
 from radixlm.pools.pool import KvPool
@@ -73,11 +73,8 @@ class DraftTrees:
         pools: Sequence[KvPool],
         step: Step,
     ) -> None:
-        self.shape, self._size, self._entries = shape, page_size, entries
-        self._pools, self._step = pools, step
-        num, count = shape.branches, shape.pages_of_branch(page_size)
-        pages = shape.first_page + np.arange(MAX_ROWS * num * count)
-        self._pages_BC: Int64Array = pages.reshape(MAX_ROWS * num, count)
+        self.shape, self._entries, self._step = shape, entries, step
+        self._pages = BranchPages(shape, page_size, entries, pools)
 
     def grow(
         self, slots_R: Int64Array, lens_R: NDArray[np.int32], table_RP: Tensor, out: Any, draw: Draw
@@ -112,14 +109,13 @@ class DraftTrees:
         tree.add(tokens_Rk, chance_Rk, -1)
         front_Rk, scores_Rk = np.tile(np.arange(k), (num, 1)), chance_Rk.astype(np.float64)
         origin_B = np.repeat(np.arange(num), k)  # of each branch: whose hidden state it reads
-        table_BP = self._tables(slots_R, table_RP, ends_R, k, most)
+        table_BP = self._pages.tables(slots_R, table_RP, ends_R, k, most - 1)
         for depth in range(1, most):
             num = int(np.count_nonzero(lens_R > depth))
             count, row_B = num * k, np.repeat(np.arange(num), k)
             at_B = ends_R[row_B] + depth - 1
-            self._fork(slots_R[:num], ends_R[:num], origin_B[:count], k, depth)
-            column_B = at_B // self._size - ends_R[row_B] // self._size
-            store_B = self._pages_BC[np.arange(count), column_B] * self._size + at_B % self._size
+            self._pages.fork(slots_R[:num], ends_R[:num], origin_B[:count], k, depth)
+            store_B = self._pages.places(np.arange(count), at_B, ends_R[row_B])
             fed_B = torch.from_numpy(np.take_along_axis(tree.tokens[:num], front_Rk[:num], 1))
             if hidden_BD is not None:
                 hidden_BD = hidden_BD[torch.from_numpy(origin_B[:count]).to(where)]
@@ -137,34 +133,3 @@ class DraftTrees:
             front_Rk, scores_Rk = first + best_Rk, np.take_along_axis(products_Rn, best_Rk, 1)
             origin_B = (best_Rk // k + np.arange(num)[:, None] * k).flatten()
         return tree.best(self.shape.size)
-
-    def _tables(
-        self, slots_R: Int64Array, table_RP: Tensor, ends_R: Int64Array, k: int, most: int
-    ) -> Tensor:
-        """The page tables of all branches: the rows' pages, then their own."""
-        table_BP = table_RP.repeat_interleave(k, 0)
-        first_R = (ends_R - self._entries.base[slots_R]) // self._size
-        count_R = (ends_R + most - 2) // self._size - ends_R // self._size + 1
-        for row, (first, count) in enumerate(zip(first_R.tolist(), count_R.tolist(), strict=True)):
-            own = torch.from_numpy(self._pages_BC[row * k : (row + 1) * k, :count])
-            table_BP[row * k : (row + 1) * k, first : first + count] = own.to(table_BP)
-        return table_BP
-
-    def _fork(
-        self, slots_R: Int64Array, ends_R: Int64Array, origin_B: Int64Array, k: int, depth: int
-    ) -> None:
-        """Give each branch what stands before its next entry: at first the entries in its row's
-        last page, then those of the branch that it goes on from."""
-        columns_R = ends_R // self._size
-        if depth == 1:
-            has_some_B = np.repeat(ends_R % self._size > 0, k)
-            sources = np.repeat(self._entries.pages(slots_R, columns_R), k)[has_some_B]
-            targets = self._pages_BC[: len(has_some_B), 0][has_some_B]
-        else:
-            used_R = (ends_R + depth - 2) // self._size - columns_R + 1
-            is_used = np.arange(self._pages_BC.shape[1]) < np.repeat(used_R, k)[:, None]
-            is_used &= (origin_B != np.arange(len(origin_B)))[:, None]
-            sources = self._pages_BC[origin_B][is_used]
-            targets = self._pages_BC[: len(origin_B)][is_used]
-        for pool in self._pools if len(sources) else ():
-            pool.copy_pages(sources.tolist(), targets.tolist())

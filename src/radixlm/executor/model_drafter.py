@@ -75,6 +75,8 @@ class ModelDrafter:
     token i those of token i - 1; it drafts one token further (arXiv:2412.19437, section 2.2).
     ``tree``: it drafts trees of this shape; only without further modules."""
 
+    lag = 0  # as of ``DraftEntries``
+
     def __init__(
         self,
         net: DraftModel | StandaloneDraft,
@@ -93,7 +95,7 @@ class ModelDrafter:
         self._page_size, self._num_ids = page_size, num_ids
         self.hidden = net.needs
         self.pools: Sequence[KvPool] = [pool for _, one in self._modules for pool in one.pools]
-        self._entries = DraftEntries(tables, page_size, self.hidden is not None, groups)
+        self._entries = DraftEntries(tables, page_size, self.hidden is not None, groups, self.lag)
         self._fit = FitWatch()
         self._trees: DraftTrees | None = None
         if tree is not None:

@@ -6,13 +6,13 @@ from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import GatedQkv
-from radixlm.arch.spec import Attention, Decoder, Mlp
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp
 
 _ATTENTION = LAYER + "self_attn."
 
 
 def afmoe(c: Config) -> Decoder:
-    c.refuse("attention_bias", False)  # its gate has none
+    bias = c.attention_bias
     shared = c.moe_intermediate_size * c.num_shared_experts
     sparse = b.moe(
         c,
@@ -27,9 +27,17 @@ def afmoe(c: Config) -> Decoder:
         every = c.global_attn_every_n_layers
         span = b.window(c, i) if c.layer_types else c.sliding_window if (i + 1) % every else 0
         position = b.rope(c, b.head_dim(c)) if span else None
-        norm = b.rms(c)
+        # the gate has no bias: beside projections that have one it is a projection of its own
         return b.attention(
-            c, rope=position, qk_norm="head", qk_norm_spec=norm, window=span, gate="head"
+            c,
+            rope=position,
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm="head",
+            qk_norm_spec=b.rms(c),
+            window=span,
+            gate="" if bias else "head",
+            extras=AttentionExtras(gate="channel") if bias else None,
         )
 
     fused = Named(
@@ -46,7 +54,7 @@ def afmoe(c: Config) -> Decoder:
             "norm2": LAYER + "post_attention_layernorm",
             "norm3": LAYER + "pre_mlp_layernorm",
             "norm4": LAYER + "post_mlp_layernorm",
-            "mixer.qkv": fused,
+            **({"mixer.gate": _ATTENTION + "gate_proj"} if bias else {"mixer.qkv": fused}),
             "moe.router": LAYER + "mlp.router.gate",
             "moe.correction": LAYER + "mlp.expert_bias",
         },

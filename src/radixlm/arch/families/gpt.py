@@ -248,8 +248,9 @@ def modernbert_decoder(c: Config) -> Decoder:
 
 def gpt_oss(c: Config) -> Decoder:
     c.refuse("swiglu_alpha", 1.702)
-    c.refuse("swiglu_limit", 7.0)
-    bias = c.attention_bias
+    limit, bias = float(c.swiglu_limit), c.attention_bias
+    if limit <= 0:
+        raise c.error("swiglu_limit", f"= {limit} must be positive")
 
     def mixer(i: int) -> Attention:
         span = b.window(c, i) if c.layer_types else 0 if i % 2 else c.sliding_window
@@ -259,7 +260,14 @@ def gpt_oss(c: Config) -> Decoder:
     return b.build_decoder(
         c,
         mixer,
-        b.moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
+        b.moe(
+            c,
+            inner=c.intermediate_size,
+            act="swiglu_oai",
+            score="softmax_topk",
+            bias=True,
+            limit=limit,
+        ),
         names=_GPT_OSS,
     )
 

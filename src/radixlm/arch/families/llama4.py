@@ -121,8 +121,7 @@ def bitnet(c: Config) -> Decoder:
 
 
 def apertus(c: Config) -> Decoder:
-    c.refuse("hidden_act", "xielu")
-    bias = c.attention_bias
+    bias, act = c.attention_bias, "xielu" if c.hidden_act == "xielu" else b.activation(c)
     mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=b.rms(c))
     names: Names = {
         "norm1": LAYER + "attention_layernorm",
@@ -134,7 +133,7 @@ def apertus(c: Config) -> Decoder:
     return b.build_decoder(
         c.replace(vocab_size=spoken),
         mixer,
-        Mlp(c.intermediate_size, "xielu", gated=False),
+        Mlp(c.intermediate_size, act, gated=False),
         names=names,
         extra_vocab_rows=c.vocab_size - spoken,
     )

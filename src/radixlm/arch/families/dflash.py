@@ -1,0 +1,123 @@
+"""DFlash (arXiv:2602.06036) and DSpark: heads that draft a block of tokens in one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixlm.arch.config import Config
+from radixlm.arch.draft import Draft, MaskedBlock
+from radixlm.arch.families import builders as b
+from radixlm.arch.families.drafts import moved
+from radixlm.arch.names import AnyOf
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder
+from radixlm.base.record import replace
+
+_MARKOV = {
+    "table": "markov_w1",
+    "out": "markov_w2",
+    "gate": "gate_proj",
+    "joint": "joint_proj",
+}
+
+
+def dflash(c: Config) -> Draft:
+    return _drafting(c, _layers(c), _block(c, 16))
+
+
+def dspark(c: Config) -> Draft:
+    """The last known token drafts the first one; the token before adds to the logits of each."""
+    own = c.get("dspark_config", {})
+    rank = own.get("markov_rank") or c.get("markov_rank", 0)
+    kind = str(own.get("markov_head_type") or c.get("markov_head_type", "vanilla")).lower()
+    if rank < 1:
+        raise c.error("markov_rank", f"= {rank} must be positive")
+    if kind not in ("vanilla", "gated", "rnn"):
+        raise c.error("markov_head_type", f"= {kind!r} must be 'vanilla', 'gated' or 'rnn'")
+    block = replace(_block(c, 7), tells_next=True, markov=kind, markov_rank=rank)
+    return _drafting(c, _layers(c), block)
+
+
+def laguna_dflash(c: Config) -> Draft:
+    """Layers with a gate, whose entries pass the layer's first norm."""
+    gating = c.get("gating", True)
+    extras = AttentionExtras(
+        gate="head" if gating in (True, "per-head") else "channel", gate_act="softplus"
+    )
+    decoder = _layers(c, None if gating in (False, "disabled") else extras)
+    block = replace(_block(c, 16), norms_entries=True)
+    return _drafting(c, decoder, block, tap_norm=b.rms(c))
+
+
+def _layers(c: Config, extras: AttentionExtras | None = None) -> Decoder:
+    """Qwen 3's, with windows where ``layer_types`` has them."""
+    bias = c.get("attention_bias", False)
+    is_interleaved = not c.get("rope_is_neox_style", c.get("is_neox_style", True))
+    mixer = b.attention(
+        c,
+        rope=b.rope(c, b.head_dim(c), interleaved=is_interleaved),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=b.rms(c),
+        extras=extras,
+    )
+    return b.build_decoder(c, lambda i: _seen(c, i, mixer), b.mlp(c))
+
+
+def _seen(c: Config, layer: int, mixer: Attention) -> Attention:
+    """The attention of a layer: tokens of a block see those before them alone in layers with a
+    window, and in all layers if ``is_causal``."""
+    span = b.window(c, layer) if c.get("layer_types") else 0
+    if not span and not c.get("is_causal"):
+        return mixer
+    extras = replace(mixer.extras or AttentionExtras(), is_causal=True)
+    return replace(mixer, window=span, extras=extras)
+
+
+def _block(c: Config, size: int) -> MaskedBlock:
+    """``size``: where the config has none."""
+    own = c.get("dspark_config", {}) | c.get("dflash_config", {})
+    mask = own.get("mask_token_id", c.get("mask_token_id"))
+    if not isinstance(mask, int) or not 0 <= mask < c.vocab_size:
+        raise c.error("dflash_config", f"has no 'mask_token_id' below {c.vocab_size}")
+    size = own.get("block_size") or c.get("block_size", size)
+    if size < 2:
+        raise c.error("block_size", f"= {size} must be at least 2")
+    return MaskedBlock(size, mask)
+
+
+def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) -> Draft:
+    taps = _tapped(c)
+    plain, under = (
+        moved(
+            decoder,
+            at + "layers.{i}.",
+            norm=at + "norm",
+            draft_taps=at + "fc",
+            draft_hidden_norm=at + "hidden_norm",
+        )
+        for at in ("", "model.")
+    )
+    names: dict[str, Any] = {role: AnyOf(plain[role], under[role]) for role in plain}
+    names["mixer.gate"] = AnyOf(*(at + "layers.{i}.self_attn.g_proj" for at in ("", "model.")))
+    names |= {f"draft.tap_norms.{i}": f"aux_hidden_norms.{i}" for i in range(len(taps))}
+    names |= {f"draft.markov.{role}": f"markov_head.{name}" for role, name in _MARKOV.items()}
+    module = replace(decoder, names=names, tied=False)
+    return Draft(module, is_projected=False, hidden_norm=b.rms(c), taps=len(taps),
+                 tap_layers=taps, block=block, **fields)  # fmt: skip
+
+
+def _tapped(c: Config) -> tuple[int, ...]:
+    """The target layers whose outputs are read: the listed ones, else as many as the draft has
+    layers, from the second to the third from the last."""
+    own = c.get("dspark_config", {}) | c.get("dflash_config", {})
+    listed = own.get("target_layer_ids") or c.get("target_layer_ids")
+    if listed:
+        return tuple(int(layer) for layer in listed)
+    total = own.get("num_target_layers") or c.get("num_target_layers", 0)
+    count = c.num_hidden_layers
+    if total < (4 if count > 1 else 1):
+        raise c.error("dflash_config", "has neither 'target_layer_ids' nor 'num_target_layers'")
+    if count == 1:
+        return (total // 2,)
+    return tuple(round(1 + i * (total - 4) / (count - 1)) for i in range(count))

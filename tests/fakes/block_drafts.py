@@ -1,0 +1,129 @@
+"""DFlash and DSpark heads with random weights, and what they draft, in plain torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.models.reference_math import Weights, checkpoint, heads, rms, rotated, swiglu
+
+DIM, HEADS, KV_HEADS, WIDTH, INNER, RANK = 64, 4, 2, 16, 96, 8
+SIZE, WINDOW, LAYERS, MASK, TAPS = 5, 7, 3, 9, (0, 1)
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any], Weights]:
+    """A head for a model of 64 channels: its config and its tensors."""
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": DIM,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": WIDTH,
+        "intermediate_size": INNER,
+        "vocab_size": vocab,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "layer_types": KINDS,
+        "sliding_window": WINDOW,
+        "block_size": SIZE,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)},
+        **changes,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (DIM, len(TAPS) * DIM),
+        "hidden_norm.weight": (DIM,),
+        "norm.weight": (DIM,),
+    }
+    is_laguna = config["architectures"][0] == "DFlashLagunaForCausalLM"
+    for i in range(LAYERS):
+        at = f"layers.{i}."
+        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        shapes |= {f"{at}self_attn.{n}_norm.weight": (WIDTH,) for n in "qk"}
+        shapes |= {f"{at}self_attn.{n}_proj.weight": (KV_HEADS * WIDTH, DIM) for n in "kv"}
+        shapes[f"{at}self_attn.q_proj.weight"] = (HEADS * WIDTH, DIM)
+        shapes[f"{at}self_attn.o_proj.weight"] = (DIM, HEADS * WIDTH)
+        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
+        shapes[f"{at}mlp.down_proj.weight"] = (DIM, INNER)
+        if is_laguna:
+            shapes[f"{at}self_attn.g_proj.weight"] = (HEADS, DIM)
+    if is_laguna:
+        shapes |= {f"aux_hidden_norms.{i}.weight": (DIM,) for i in range(len(TAPS))}
+    if config.get("markov_rank"):
+        shapes |= {f"markov_head.markov_w{n}.weight": (vocab, RANK) for n in (1, 2)}
+        shapes["confidence_head.proj.weight"] = (1, DIM + RANK)
+        kind = config["markov_head_type"]
+        if kind == "gated":
+            shapes["markov_head.gate_proj.weight"] = (RANK, DIM + RANK)
+            shapes["markov_head.gate_proj.bias"] = (RANK,)
+        elif kind == "rnn":
+            shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + DIM)
+            shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
+    folder.mkdir(exist_ok=True)
+    return config, checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+
+
+def drafts(
+    config: dict[str, Any], w: Weights, hidden_TN: Tensor, last: int, table: Tensor, head: Tensor
+) -> list[int]:
+    """Behind the token ``last`` and tokens with these hidden states of the tapped layers."""
+    if "aux_hidden_norms.0.weight" in w:
+        parts = hidden_TN.chunk(len(TAPS), -1)
+        normed = [rms(p, w[f"aux_hidden_norms.{i}.weight"]) for i, p in enumerate(parts)]
+        hidden_TN = torch.cat(normed, -1)
+    context = rms(hidden_TN @ w["fc.weight"].T, w["hidden_norm.weight"])
+    x = table[torch.tensor([last] + [MASK] * (SIZE - 1))]
+    for i in range(LAYERS):
+        at = f"layers.{i}."
+        h = rms(x, w[at + "input_layernorm.weight"])
+        x = x + _attended(config, w, i, h, context)
+        x = x + swiglu(w, at + "mlp.", rms(x, w[at + "post_attention_layernorm.weight"]))
+    x = rms(x, w["norm.weight"])
+    if not config.get("markov_rank"):
+        return (x[1:] @ head.T).argmax(-1).tolist()
+    return _markov(config["markov_head_type"], w, x, last, head)
+
+
+def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context: Tensor) -> Tensor:
+    at, num = f"layers.{layer}.self_attn.", len(context)
+    if "aux_hidden_norms.0.weight" in w:
+        context = rms(context, w[f"layers.{layer}.input_layernorm.weight"])
+    q, k, v = heads(w, at, torch.cat((context, h)), WIDTH)
+    q, k = (rotated(rms(x, w[f"{at}{n}_norm.weight"])) for x, n in ((q, "q"), (k, "k")))
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    ahead = torch.arange(num + SIZE) - torch.arange(num, num + SIZE)[:, None]
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    if KINDS[layer] == "sliding_attention":
+        seen = (ahead <= 0) & (ahead > -WINDOW)
+    scores = torch.einsum("qhd,khd->hqk", q[num:], k) * WIDTH**-0.5
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", shares, v)
+    if at + "g_proj.weight" in w:
+        out = out * F.softplus(h @ w[at + "g_proj.weight"].T)[..., None]
+    return out.flatten(1) @ w[at + "o_proj.weight"].T
+
+
+def _markov(kind: str, w: Weights, x: Tensor, last: int, head: Tensor) -> list[int]:
+    tokens, before, state = [], last, torch.zeros(RANK)
+    for row in x:
+        read = w["markov_head.markov_w1.weight"][before]
+        if kind == "gated":
+            gate = F.linear(torch.cat((row, read)), w["markov_head.gate_proj.weight"],
+                            w["markov_head.gate_proj.bias"])  # fmt: skip
+            read = gate.sigmoid() * read
+        elif kind == "rnn":
+            joint = F.linear(torch.cat((state, read, row)), w["markov_head.joint_proj.weight"],
+                             w["markov_head.joint_proj.bias"])  # fmt: skip
+            gate, new, out = joint.chunk(3)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
+            read = out.tanh()
+        before = int((head @ row + w["markov_head.markov_w2.weight"] @ read).argmax())
+        tokens.append(before)
+    return tokens
