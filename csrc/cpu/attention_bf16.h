@@ -251,18 +251,9 @@ void Bf16Block<Products>::raise(const BlockItem& g, int r, float top) {
     highest[r] = top;
 }
 
-// The largest of 16 lanes of four vectors, in order.
-static __m128 lane_maxima(const __m512 (&x)[4]) {
-    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    c = _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
-    return _mm512_castps512_ps128(_mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1)));
-}
-
 template <class Score>
-RADIX_INLINE __m512 highest_of(Score score) {
-    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3))).v;
+RADIX_INLINE vf highest_of(Score score) {
+    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3)));
 }
 
 // Masks the scores of an item and raises the maxima that they outgrow, four rows at a time.
@@ -272,7 +263,7 @@ void Bf16Block<Products>::find_maxima(BlockItem& g) {
     const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.alibi_slopes || a.tree;
     float* w = p;
     for (int r0 = 0; r0 < g.n; r0 += 4) {
-        __m512 top[4];
+        vf top[4];
         for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
             const int row = g.r0 + r;
             if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK))
@@ -286,7 +277,7 @@ void Bf16Block<Products>::find_maxima(BlockItem& g) {
             top[r - r0] = highest_of([&](int t) { return load(w + t * 16); });
         }
         alignas(16) float tops[4];
-        _mm_store_ps(tops, lane_maxima(top));
+        lane_maxima(top, tops);
         const unsigned grown = _mm_cmp_ps_mask(
             _mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
         for (int i = 0; grown >> i; i++)
