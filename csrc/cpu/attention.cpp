@@ -121,6 +121,7 @@ static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& tas
 
 class VectorBlock {
   public:
+    static constexpr bool JOINS = true;
     static size_t floats(const Shape& s, int rows) {
         return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK;
     }
@@ -145,9 +146,10 @@ class VectorBlock {
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {
         split.open(0, rows.count);
-        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        for (int block0 = from; block0 < to; block0 += BLOCK) step(block0);
         split.close(0, rows.count);
     }
+    void step(int block0);
 
   private:
     const AttnArgs& a;
@@ -158,7 +160,6 @@ class VectorBlock {
     int kv_head, raw;
     float *k, *v, *p, *scale, *q;
     void open(int first_tile, int last_tile, BlockPointers& out) const;
-    void run_block(int block0);
 };
 
 void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const {
@@ -202,7 +203,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         if (!out.k[i]) out.k[i] = out.next_k[i] = any;  // scores of absent tiles are masked, never used
 }
 
-void VectorBlock::run_block(int block0) {
+void VectorBlock::step(int block0) {
     const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
               start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
@@ -225,6 +226,7 @@ void VectorBlock::run_block(int block0) {
 // and meets all rows of the task there. The arithmetic is that of VectorBlock.
 class LatentBlock {
   public:
+    static constexpr bool JOINS = false;
     static size_t floats(const Shape& s, int rows) {
         return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK;
     }

@@ -54,6 +54,7 @@ struct SumOperands {
 template <class Products>
 class Bf16Block {
   public:
+    static constexpr bool JOINS = true;
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
         rows = (rows + GROUP - 1) / GROUP * GROUP;
@@ -102,6 +103,7 @@ class Bf16Block {
         return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows;
     }
     void run(int from, int to, const SplitRows& split);
+    void step(int block0);
     ~Bf16Block() {
         if (!is_few) Products::close();
     }
@@ -160,6 +162,8 @@ class Bf16Block {
     static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
         for (int64_t i = 0; i < n; i += 16) store(out + i, load_bf16(x + i));
     }
+    template <class F>
+    void each_group(F&& f) const;
     void run_few(int block0);
     int stage_blocks(int from, int to);
     void attend(int r0, int n, int num_blocks);
@@ -379,27 +383,35 @@ int Bf16Block<Products>::stage_blocks(int from, int to) {
     return count;
 }
 
+// f(first, count) for each group of rows
+template <class Products>
+template <class F>
+void Bf16Block<Products>::each_group(F&& f) const {
+    for (int r0 = 0; r0 < rows.count; r0 += GROUP) f(r0, std::min(GROUP, rows.count - r0));
+}
+template <class Products>
+void Bf16Block<Products>::step(int block0) {
+    if (is_few) return run_few(block0);
+    const int count = stage_blocks(block0, block0 + BLOCK);
+    each_group([&](int r0, int n) { attend(r0, n, count); });
+}
+
 // Tokens [from, to) of a split.
 template <class Products>
 void Bf16Block<Products>::run(int from, int to, const SplitRows& split) {
-    auto groups = [&](auto each) {
-        for (int r0 = 0; r0 < rows.count; r0 += GROUP) each(r0, std::min(GROUP, rows.count - r0));
-    };
     if (slots(s, rows.count) < rows.count) {
         const int count = stage_blocks(from, to);
-        return groups([&](int r0, int n) {
+        return each_group([&](int r0, int n) {
             split.open(r0, n);
             attend(r0, n, count);
             split.close(r0, n);
         });
     }
     split.open(0, rows.count);
-    for (const int step = is_few ? BLOCK : blocks_at_once(s, rows.count) * BLOCK; from < to; from += step) {
-        if (is_few)
-            run_few(from);
-        else
-            groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
-    }
+    const int at_once = blocks_at_once(s, rows.count);
+    for (; at_once == 1 && from < to; from += BLOCK) step(from);
+    for (; from < to; from += at_once * BLOCK)
+        each_group([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
     split.close(0, rows.count);
 }
 

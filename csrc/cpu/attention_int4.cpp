@@ -29,7 +29,7 @@ struct QueryGroup {
         x0 = vround(mul(x0, inverse)), x1 = vround(mul(x1, inverse));
         store_i8((int8_t*)words, x0), store_i8((int8_t*)words + 16, x1);
         const float total = lane_tree_sum(add(x0, x1));
-        step = most / MOST_8 + (total - total);  // NaN where x is not finite
+        step = most / MOST_8 + (total - total);   // NaN where x is not finite
         start = int(-8u * uint32_t(int(total)));  // of NaN, too, without overflow
     }
 };
@@ -68,7 +68,8 @@ struct BlockScales {
     // NaN for a row with these weights that sees a lost token, else 0.
     float loss_of(const float* p) const {
         vf sum = zero();
-        for (int i = 0; i < BLOCK; i += 16) sum = add(sum, select_lt(zero(), load(p + i), load(lost + i), zero()));
+        for (int i = 0; i < BLOCK; i += 16)
+            sum = add(sum, select_lt(zero(), load(p + i), load(lost + i), zero()));
         return lane_tree_sum(sum);
     }
 
@@ -169,6 +170,7 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
 
 class Int4Block {
   public:
+    static constexpr bool JOINS = true;
     static size_t floats(const Shape& s, int rows) {
         return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) +
                 size_t(AT_ONCE) * groups_of(s.v_dim) * sizeof(BlockWeights)) /
@@ -205,9 +207,10 @@ class Int4Block {
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {
         split.open(0, rows.count);
-        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        for (int block0 = from; block0 < to; block0 += BLOCK) step(block0);
         split.close(0, rows.count);
     }
+    void step(int block0);
 
   private:
     static constexpr int AT_ONCE = 4;  // rows
@@ -227,7 +230,6 @@ class Int4Block {
     int first, last;  // tiles that are there
 
     void open(int block0);
-    void run_block(int block0);
     void weigh(int r);
     template <int R>
     void run_rows(int r0, int block0);
@@ -258,7 +260,8 @@ void Int4Block::weigh(int r) {
         for (int g = 0; g < 4; g++) {
             largest[g] = zero();
             for (int t = 0; g < n && t < TILES; t++) {
-                w[g][t] = mul(load(p + r * BLOCK + t * TILE), load(scales.of_groups + (g0 + g) * BLOCK + t * TILE));
+                w[g][t] =
+                    mul(load(p + r * BLOCK + t * TILE), load(scales.of_groups + (g0 + g) * BLOCK + t * TILE));
                 largest[g] = vmax(largest[g], vabs(w[g][t]));
             }
         }
@@ -288,7 +291,7 @@ void Int4Block::run_rows(int r0, int block0) {
         int4_sums<R>(weights + g * AT_ONCE, g, tiles, first, last, next, sums, g * GROUP_4 + 16 < s.v_pad);
 }
 
-void Int4Block::run_block(int block0) {
+void Int4Block::step(int block0) {
     open(block0);
     for (int r0 = 0; r0 < rows.count; r0 += AT_ONCE) {
         const int n = std::min(AT_ONCE, rows.count - r0);
