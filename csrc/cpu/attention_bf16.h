@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "attention_few.h"
-#include "attention_rows.h"
+#include "attention_lost.h"
 #include "attention_stage.h"
 #include "attention_weights.h"
 
@@ -25,6 +25,7 @@ struct StagedBlock {
     uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
     float *k_scale, *v_scale;
     int block0;
+    uint64_t lost;  // tokens whose V is zeros instead (attention_lost.h)
 };
 // Up to 32 rows and a block: scores, then weights, then sums.
 struct BlockItem {
@@ -165,6 +166,8 @@ class Bf16Block {
     template <class F>
     void each_group(F&& f) const;
     void run_few(int block0);
+    void drop_lost(const StagedBlock& b) const;
+    void drop_lost(const StagedBlock& b, FewTile* tile) const;
     int stage_blocks(int from, int to);
     void attend(int r0, int n, int num_blocks);
     void open_maxima(int r0, int n);
@@ -212,6 +215,33 @@ void Bf16Block<Products>::open(StagedBlock& to, int block0) {
             case DT_I8: stage<DT_I8>(to, t, i, count, next); break;
             case DT_E4M3: stage<DT_E4M3>(to, t, i, count, next); break;
             default: stage<DT_E5M2>(to, t, i, count, next);
+        }
+    }
+    if ((to.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(to);
+}
+
+template <class Products>
+void Bf16Block<Products>::drop_lost(const StagedBlock& b) const {
+    for (int i = 0; i < TILES; i++)
+        each_lane(of_tile(b.lost, i), [&](int lane) {
+            uint16_t* v = (uint16_t*)(b.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + lane / 2 * 16);
+            for (int c = 0; c < s.v_pad; c++) v[(c / 16 * 256 + c % 16) * 2 + lane % 2] = 0;
+            if (a.cache.dtype == DT_I8) b.v_scale[i * TILE + lane] = 0.0f;
+        });
+}
+// Few rows read V in the cache: a copy without what is lost.
+template <class Products>
+void Bf16Block<Products>::drop_lost(const StagedBlock& b, FewTile* tile) const {
+    const int64_t bytes = int64_t(v_width(a.cache)) * dtype_size(a.cache.dtype);
+    for (int i = 0; i < TILES; i++) {
+        const uint32_t lost = of_tile(b.lost, i);
+        if (!lost) continue;
+        if (a.cache.dtype == DT_I8)
+            each_lane(lost, [&](int lane) { b.v_scale[i * TILE + lane] = 0.0f; });
+        else {
+            char* copy = (char*)b.v + i * TILE * bytes;
+            std::memcpy(copy, tile[i].v, size_t(TILE * bytes));
+            clear_lanes(lost, copy, bytes), tile[i].v = copy;
         }
     }
 }
@@ -306,6 +336,7 @@ void Bf16Block<Products>::softmax_item(BlockItem& g) {
             e[t] = exp_weight(
                 sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
         store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
+        if (b.lost) partial[0] += loss_of(a, s, rows, g.r0 + r, b.block0, b.lost);
         if (has_scales)
             for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(b.v_scale + t * 16));
         round_to(e[0], e[1], out);
@@ -361,6 +392,7 @@ void Bf16Block<Products>::run_few(int block0) {
         std::memcpy(block.k_scale + i * TILE, t.k_scale, TILE * 4);
         store(block.v_scale + i * TILE, load_n(t.v_scale, tile[i].count));
     }
+    if ((block.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(block, tile);
     const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
     Few::SCORES[of_type][n - 1](few_q, s.k_dim, tile, p);
     if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
