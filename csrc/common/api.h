@@ -144,8 +144,10 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
 
 struct AttnTask {
     int32_t seq, q0, qn, kv_head, split0, split1, partial;  // partial < 0: write the output
-    int32_t from = 0;      // the first block; inside a split, the rows' states are in `partials`
-    int32_t readers = -1;  // shared: the first of `qn` readers, which see all of blocks [from, end)
+    int32_t from = 0;       // the first block; inside a split, the rows' states are in `partials`
+    int32_t heads = 1;      // from kv_head on, block by block: they are neighbours in a page
+    int32_t head_rows = 0;  // in `partials`, from a head to the next
+    int32_t readers = -1;   // shared: the first of `qn` readers, which see all of blocks [from, end)
     int32_t end = 0;
 };
 // A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * rows +
@@ -486,6 +488,8 @@ inline size_t local_for(const Kernels& k, const AttnArgs& a) {
 // Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block
 // of keys into order once for all of its rows, whose sums still fit into second-level cache.
 constexpr int TASK_ROWS = 96, MAX_TASK_ROWS = 512, TASK_SUMS = MAX_TASK_ROWS * 160;
+// Several KV heads are one task where each has few rows.
+constexpr int JOINED_HEADS = 8, JOINED_ROWS = 8;
 inline int state_floats(int v_dim) { return (v_dim + 15) / 16 * 16 + 32; }
 inline int max_rows(int v_dim, int group) {
     const int rows = TASK_SUMS / state_floats(v_dim) / 16 * 16;

@@ -1,5 +1,5 @@
 // Blocks of attention in float32 vectors: caches of every type, on every processor.
-#include "attention_rows.h"
+#include "attention_lost.h"
 
 namespace radix {
 namespace RADIX_ISA {
@@ -22,6 +22,7 @@ struct BlockPointers {     // float32, or bfloat16 straight from the cache
     const float* v_scale;
     const void* next_k[TILES];  // what the next block reads there, or this one again
     const void* next_v[TILES];
+    uint64_t lost = 0;  // tokens whose V is zeros instead (attention_lost.h)
 };
 template <int DTYPE>
 static void upcast_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
@@ -121,6 +122,7 @@ static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& tas
 
 class VectorBlock {
   public:
+    static constexpr bool JOINS = true;
     static size_t floats(const Shape& s, int rows) {
         return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK;
     }
@@ -145,9 +147,10 @@ class VectorBlock {
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {
         split.open(0, rows.count);
-        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        for (int block0 = from; block0 < to; block0 += BLOCK) step(block0);
         split.close(0, rows.count);
     }
+    void step(int block0);
 
   private:
     const AttnArgs& a;
@@ -158,7 +161,7 @@ class VectorBlock {
     int kv_head, raw;
     float *k, *v, *p, *scale, *q;
     void open(int first_tile, int last_tile, BlockPointers& out) const;
-    void run_block(int block0);
+    void drop_lost(int block0, BlockPointers& out) const;
 };
 
 void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const {
@@ -202,19 +205,38 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         if (!out.k[i]) out.k[i] = out.next_k[i] = any;  // scores of absent tiles are masked, never used
 }
 
-void VectorBlock::run_block(int block0) {
+void VectorBlock::drop_lost(int block0, BlockPointers& b) const {
+    for (int i = 0; i < TILES; i++) {
+        const uint32_t lost = of_tile(b.lost, i);
+        if (!lost) continue;
+        if (b.v_scale) {
+            each_lane(lost, [&](int lane) { scale[BLOCK + i * TILE + lane] = 0.0f; });
+            continue;
+        }
+        float* own = v + int64_t(i) * TILE * s.v_pad;
+        const int64_t bytes = b.v_stride * (raw ? 2 : 4);
+        if (b.v[i] != own) std::memcpy(own, b.v[i], size_t(TILE * bytes));
+        clear_lanes(lost, own, bytes);
+        b.v[i] = own;
+    }
+}
+
+void VectorBlock::step(int block0) {
     const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
               start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
     open(start / TILE, (end - 1) / TILE, bp);
+    if ((bp.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(block0, bp);
     const int groups = (rows.count + MAX_GROUP - 1) / MAX_GROUP, each = (rows.count + groups - 1) / groups;
     for (int r0 = 0; r0 < rows.count; r0 += each) {
         const int n = rows.count - r0 < each ? rows.count - r0 : each;
         const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
         SCORE[raw][n - 1](q + int64_t(r0) * s.k_dim, s.k_dim, bp, p);
-        for (int r = 0; r < n; r++)
+        for (int r = 0; r < n; r++) {
             softmax_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, bp.k_scale, bp.v_scale);
+            if (bp.lost) rows.state(s, r0 + r)[s.v_pad] += loss_of(a, s, rows, r0 + r, block0, bp.lost);
+        }
         const int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
         WEIGHT[raw][n - 1](rows.now + int64_t(r0) * s.state, s, p, bp, t0, t1);
     }
@@ -225,6 +247,7 @@ void VectorBlock::run_block(int block0) {
 // and meets all rows of the task there. The arithmetic is that of VectorBlock.
 class LatentBlock {
   public:
+    static constexpr bool JOINS = false;
     static size_t floats(const Shape& s, int rows) {
         return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK;
     }
@@ -271,6 +294,7 @@ class LatentBlock {
     float *strip, *scale, *p, *q;  // [TILES][STRIP][16]; [2][64]; [rows][64]; [rows][k_dim]
     Tile tiles[TILES];
     int first, last;  // tiles that are there
+    uint64_t lost;    // tokens whose values are zeros instead (attention_lost.h)
 
     template <int DTYPE>
     VRows<DTYPE> rows_of(int i) const {
@@ -330,6 +354,9 @@ void LatentBlock::open(int block0) {
         std::memcpy(scale + i * TILE, tiles[i].k_scale, TILE * 4);
         std::memcpy(scale + BLOCK + i * TILE, tiles[i].v_scale, TILE * 4);
     }
+    lost = lost_tokens(a, s, rows, pages, kv_head, block0);
+    for (int i = first; a.cache.dtype == DT_I8 && i <= last; i++)
+        each_lane(of_tile(lost, i), [&](int lane) { scale[BLOCK + i * TILE + lane] = 0.0f; });
 }
 
 template <int DTYPE>
@@ -363,15 +390,17 @@ void LatentBlock::run_of(int block0) {
     const float *k_scale = DTYPE == DT_I8 ? scale : nullptr,
                 *v_scale = DTYPE == DT_I8 ? scale + BLOCK : nullptr;
     each_group(block0, [&](int r0, int count) {
-        for (int r = r0; r < r0 + count; r++)
+        for (int r = r0; r < r0 + count; r++) {
             softmax_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
+            if (lost) rows.state(s, r)[s.v_pad] += loss_of(a, s, rows, r, block0, lost);
+        }
     });
     add_values<DTYPE>(block0);
 }
 
 template <int DTYPE>
 void LatentBlock::add_values(int block0) {
-    const bool direct = DTYPE == DT_F32 && s.v_dim % 16 == 0;
+    const bool direct = DTYPE == DT_F32 && s.v_dim % 16 == 0 && !lost;
     for (int at = 0; at < s.v_pad; at += STRIP) {
         Shape part = s;
         part.v_pad = s.v_pad - at < STRIP ? s.v_pad - at : STRIP;
@@ -381,6 +410,7 @@ void LatentBlock::add_values(int block0) {
             const VRows<DTYPE> from = rows_of<DTYPE>(i).from(at);
             float* own = strip + i * STRIP * TILE;
             if (!direct) upcast_v<DTYPE>(from, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
+            if (!direct) clear_lanes(of_tile(lost, i), own, part.v_pad * 4);
             bp.v[i] = bp.next_v[i] = direct ? from.v : own;
         }
         each_group(block0, [&](int r0, int count) {

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "attention_few.h"
-#include "attention_rows.h"
+#include "attention_lost.h"
 #include "attention_stage.h"
 #include "attention_weights.h"
 
@@ -25,6 +25,7 @@ struct StagedBlock {
     uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
     float *k_scale, *v_scale;
     int block0;
+    uint64_t lost;  // tokens whose V is zeros instead (attention_lost.h)
 };
 // Up to 32 rows and a block: scores, then weights, then sums.
 struct BlockItem {
@@ -54,6 +55,7 @@ struct SumOperands {
 template <class Products>
 class Bf16Block {
   public:
+    static constexpr bool JOINS = true;
     static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
     static size_t floats(const Shape& s, int rows) {
         rows = (rows + GROUP - 1) / GROUP * GROUP;
@@ -102,6 +104,7 @@ class Bf16Block {
         return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows;
     }
     void run(int from, int to, const SplitRows& split);
+    void step(int block0);
     ~Bf16Block() {
         if (!is_few) Products::close();
     }
@@ -160,7 +163,11 @@ class Bf16Block {
     static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
         for (int64_t i = 0; i < n; i += 16) store(out + i, load_bf16(x + i));
     }
+    template <class F>
+    void each_group(F&& f) const;
     void run_few(int block0);
+    void drop_lost(const StagedBlock& b) const;
+    void drop_lost(const StagedBlock& b, FewTile* tile) const;
     int stage_blocks(int from, int to);
     void attend(int r0, int n, int num_blocks);
     void open_maxima(int r0, int n);
@@ -210,6 +217,33 @@ void Bf16Block<Products>::open(StagedBlock& to, int block0) {
             default: stage<DT_E5M2>(to, t, i, count, next);
         }
     }
+    if ((to.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(to);
+}
+
+template <class Products>
+void Bf16Block<Products>::drop_lost(const StagedBlock& b) const {
+    for (int i = 0; i < TILES; i++)
+        each_lane(of_tile(b.lost, i), [&](int lane) {
+            uint16_t* v = (uint16_t*)(b.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + lane / 2 * 16);
+            for (int c = 0; c < s.v_pad; c++) v[(c / 16 * 256 + c % 16) * 2 + lane % 2] = 0;
+            if (a.cache.dtype == DT_I8) b.v_scale[i * TILE + lane] = 0.0f;
+        });
+}
+// Few rows read V in the cache: a copy without what is lost.
+template <class Products>
+void Bf16Block<Products>::drop_lost(const StagedBlock& b, FewTile* tile) const {
+    const int64_t bytes = int64_t(v_width(a.cache)) * dtype_size(a.cache.dtype);
+    for (int i = 0; i < TILES; i++) {
+        const uint32_t lost = of_tile(b.lost, i);
+        if (!lost) continue;
+        if (a.cache.dtype == DT_I8)
+            each_lane(lost, [&](int lane) { b.v_scale[i * TILE + lane] = 0.0f; });
+        else {
+            char* copy = (char*)b.v + i * TILE * bytes;
+            std::memcpy(copy, tile[i].v, size_t(TILE * bytes));
+            clear_lanes(lost, copy, bytes), tile[i].v = copy;
+        }
+    }
 }
 
 // What a row does not see, caps and slopes: the rare changes of scores.
@@ -251,18 +285,9 @@ void Bf16Block<Products>::raise(const BlockItem& g, int r, float top) {
     highest[r] = top;
 }
 
-// The largest of 16 lanes of four vectors, in order.
-static __m128 lane_maxima(const __m512 (&x)[4]) {
-    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    c = _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
-    return _mm512_castps512_ps128(_mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1)));
-}
-
 template <class Score>
-RADIX_INLINE __m512 highest_of(Score score) {
-    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3))).v;
+RADIX_INLINE vf highest_of(Score score) {
+    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3)));
 }
 
 // Masks the scores of an item and raises the maxima that they outgrow, four rows at a time.
@@ -272,7 +297,7 @@ void Bf16Block<Products>::find_maxima(BlockItem& g) {
     const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.alibi_slopes || a.tree;
     float* w = p;
     for (int r0 = 0; r0 < g.n; r0 += 4) {
-        __m512 top[4];
+        vf top[4];
         for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
             const int row = g.r0 + r;
             if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK))
@@ -286,7 +311,7 @@ void Bf16Block<Products>::find_maxima(BlockItem& g) {
             top[r - r0] = highest_of([&](int t) { return load(w + t * 16); });
         }
         alignas(16) float tops[4];
-        _mm_store_ps(tops, lane_maxima(top));
+        lane_maxima(top, tops);
         const unsigned grown = _mm_cmp_ps_mask(
             _mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
         for (int i = 0; grown >> i; i++)
@@ -311,6 +336,7 @@ void Bf16Block<Products>::softmax_item(BlockItem& g) {
             e[t] = exp_weight(
                 sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
         store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
+        if (b.lost) partial[0] += loss_of(a, s, rows, g.r0 + r, b.block0, b.lost);
         if (has_scales)
             for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(b.v_scale + t * 16));
         round_to(e[0], e[1], out);
@@ -366,6 +392,7 @@ void Bf16Block<Products>::run_few(int block0) {
         std::memcpy(block.k_scale + i * TILE, t.k_scale, TILE * 4);
         store(block.v_scale + i * TILE, load_n(t.v_scale, tile[i].count));
     }
+    if ((block.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(block, tile);
     const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
     Few::SCORES[of_type][n - 1](few_q, s.k_dim, tile, p);
     if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
@@ -388,27 +415,35 @@ int Bf16Block<Products>::stage_blocks(int from, int to) {
     return count;
 }
 
+// f(first, count) for each group of rows
+template <class Products>
+template <class F>
+void Bf16Block<Products>::each_group(F&& f) const {
+    for (int r0 = 0; r0 < rows.count; r0 += GROUP) f(r0, std::min(GROUP, rows.count - r0));
+}
+template <class Products>
+void Bf16Block<Products>::step(int block0) {
+    if (is_few) return run_few(block0);
+    const int count = stage_blocks(block0, block0 + BLOCK);
+    each_group([&](int r0, int n) { attend(r0, n, count); });
+}
+
 // Tokens [from, to) of a split.
 template <class Products>
 void Bf16Block<Products>::run(int from, int to, const SplitRows& split) {
-    auto groups = [&](auto each) {
-        for (int r0 = 0; r0 < rows.count; r0 += GROUP) each(r0, std::min(GROUP, rows.count - r0));
-    };
     if (slots(s, rows.count) < rows.count) {
         const int count = stage_blocks(from, to);
-        return groups([&](int r0, int n) {
+        return each_group([&](int r0, int n) {
             split.open(r0, n);
             attend(r0, n, count);
             split.close(r0, n);
         });
     }
     split.open(0, rows.count);
-    for (const int step = is_few ? BLOCK : blocks_at_once(s, rows.count) * BLOCK; from < to; from += step) {
-        if (is_few)
-            run_few(from);
-        else
-            groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
-    }
+    const int at_once = blocks_at_once(s, rows.count);
+    for (; at_once == 1 && from < to; from += BLOCK) step(from);
+    for (; from < to; from += at_once * BLOCK)
+        each_group([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
     split.close(0, rows.count);
 }
 

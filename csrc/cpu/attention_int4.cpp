@@ -1,10 +1,11 @@
 // Attention over caches of 4 bits by products of bytes.
 //
-// Queries and the weights of a block are numbers of 16 bits for 32 channels or 64 tokens, in two bytes
-// each: x = (256 * high + low) * step. Sums of products are whole numbers, so a row's bits depend neither
-// on how the instruction set adds them up nor on other rows. The cache holds its numbers plus 8: sums
-// begin at -8 * (the sum of what is multiplied).
+// A query's numbers have 8 bits for each 32 channels. A block's weights have 16 for each 64 tokens, in two
+// bytes each: x = (256 * high + low) * step. Sums of products are whole numbers, so a row's bits depend
+// neither on how the instruction set adds them up nor on other rows. The cache holds its numbers plus 8:
+// sums begin at -8 * (the sum of what is multiplied).
 #include <algorithm>
+#include <climits>
 
 #include "attention_rows.h"
 #include "byte_vectors.h"
@@ -13,79 +14,137 @@
 namespace radix {
 namespace RADIX_ISA {
 
-constexpr float MOST_16 = 32639.0f;  // 127 * 256 + 127
+constexpr float MOST_8 = 127.0f, MOST_16 = 32639.0f;  // 127 * 256 + 127
+RADIX_INLINE float inverse_step(float limit, float most) { return most > 1e-30f ? limit / most : 0.0f; }
 
-// 4 * WORDS numbers of a row, four to a word, and where the sums of their products begin.
-template <int WORDS>
-struct Halves {
-    int32_t high[WORDS], low[WORDS];
-    int32_t start;  // of `low`
+// 32 channels of a query, four to a word, and where the sums of their products begin.
+struct QueryGroup {
+    int32_t words[GROUP_4 / 4];
+    int32_t start;
     float step;
 
-    RADIX_INLINE void make(const vf (&x)[WORDS / 4]) {
-        vf largest = zero();
-        for (const vf& v : x) largest = vmax(largest, vabs(v));
-        const float most = lane_max(largest);
-        const vf inverse = set1(most > 1e-30f ? MOST_16 / most : 0.0f);
-        vf sum = zero();
-        for (int i = 0; i < WORDS / 4; i++) {
-            const vf whole = vround(mul(x[i], inverse));
-            store_halves(whole, (int8_t*)high + i * 16, (int8_t*)low + i * 16);
-            sum = add(sum, whole);
-        }
-        const float total = lane_tree_sum(sum);
-        step = most / MOST_16 + (total - total);  // NaN where x is not finite
+    RADIX_INLINE void make(vf x0, vf x1) {
+        const float most = lane_max(vmax(vabs(x0), vabs(x1)));
+        const vf inverse = set1(inverse_step(MOST_8, most));
+        x0 = vround(mul(x0, inverse)), x1 = vround(mul(x1, inverse));
+        store_i8((int8_t*)words, x0), store_i8((int8_t*)words + 16, x1);
+        const float total = lane_tree_sum(add(x0, x1));
+        step = most / MOST_8 + (total - total);   // NaN where x is not finite
         start = int(-8u * uint32_t(int(total)));  // of NaN, too, without overflow
     }
 };
-using QueryGroup = Halves<GROUP_4 / 4>;  // 32 channels of a query
-using BlockWeights = Halves<BLOCK / 4>;  // of a row's tokens in a block, times a group's scales of V
+// A row's weights of the tokens of a block, times a group's scales of V.
+struct BlockWeights {
+    int32_t high[BLOCK / 4], low[BLOCK / 4];
+    int32_t start;  // of `low`
+    float step;
 
-RADIX_INLINE vf total_of(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
+    RADIX_INLINE void make(const vf (&x)[TILES], float most) {
+        start = -8 * store_halves(x, inverse_step(MOST_16, most), (int8_t*)high, (int8_t*)low);
+        step = most * (1.0f / MOST_16);
+    }
+};
+// V's scales in a block, those of a group side by side. A token whose scales are not all finite has zeros
+// instead, and NaN in `lost`: rows that see it are NaN.
+struct BlockScales {
+    float* of_groups;  // [groups][64]
+    bool is_finite;
+    alignas(64) float lost[BLOCK];
+
+    void make(const Tile* tiles, int groups) {
+        vf nothing[TILES], any = zero();
+        for (int t = 0; t < TILES; t++) {
+            nothing[t] = zero();
+            for (int g = 0; g < groups; g++) {
+                const vf x = load_bf16(tiles[t].v_groups + g * TILE);
+                store(of_groups + g * BLOCK + t * TILE, x);
+                nothing[t] = fma(x, zero(), nothing[t]);
+            }
+            any = add(any, nothing[t]);
+        }
+        is_finite = lane_tree_sum(any) == 0.0f;
+        if (!is_finite) drop(nothing, groups);
+    }
+    // NaN for a row with these weights that sees a lost token, else 0.
+    float loss_of(const float* p) const {
+        vf sum = zero();
+        for (int i = 0; i < BLOCK; i += 16)
+            sum = add(sum, select_lt(zero(), load(p + i), load(lost + i), zero()));
+        return lane_tree_sum(sum);
+    }
+
+  private:
+    void drop(const vf (&nothing)[TILES], int groups) {
+        for (int t = 0; t < TILES; t++) {
+            store(lost + t * TILE, nothing[t]);
+            for (int g = 0; g < groups; g++) {
+                float* x = of_groups + g * BLOCK + t * TILE;
+                store(x, select_lt(nothing[t], set1(1.0f), load(x), zero()));  // NaN is not below
+            }
+        }
+    }
+};
+
+// What the next block reads, line by line between the steps of this one: memory is never to rest, and
+// requests that come in bursts stall each other and all later loads.
+class NextBlock {
+  public:
+    void clear() { count = current = 0, at = end = nullptr; }
+    void add(const void* p, int64_t bytes) { piece[count] = (const char*)p, size[count++] = bytes; }
+    RADIX_INLINE void lines(int n) {
+        for (; n > 0; n--, at += 64) {
+            if (at >= end) {
+                if (current == count) return;
+                at = piece[current], end = at + size[current++];
+            }
+            __builtin_prefetch(at, 0, 2);
+        }
+    }
+
+  private:
+    const char *piece[2 * TILES], *at, *end;
+    int64_t size[2 * TILES];
+    int count, current;
+};
 
 // p[row][64] of tiles [t0, t0 + N) = q . k
 template <int R, int N>
-static void int4_scores(const QueryGroup* q, int groups, const Tile* tile, const char* const* next,
-                        float* p) {
+static void int4_scores(const QueryGroup* q, int groups, const Tile* tile, NextBlock& next, float* p) {
     for (int g = 0; g < groups; g++) {
-        vi high[R][N], low[R][N];
+        vi sum[R][N];
         for (int r = 0; r < R; r++)
-            for (int t = 0; t < N; t++) {
-                high[r][t] = vi_zero(), low[r][t] = vi_set1(q[r * groups + g].start);
-            }
+            for (int t = 0; t < N; t++) sum[r][t] = vi_set1(q[r * groups + g].start);
         for (int j = 0; j < 4; j++) {
             vi first[N], second[N];
             for (int t = 0; t < N; t++) {
                 const int64_t at = (g * 4 + j) * 64;
                 split_nibbles(vi_load((const char*)tile[t].k + at), first[t], second[t]);
-                __builtin_prefetch(next[t] + at, 0, 2);
             }
+            next.lines(N / 2);
             RADIX_UNROLL(4)
             for (int r = 0; r < R; r++) {
                 const QueryGroup& x = q[r * groups + g];
-                const vi a = vi_set1(x.high[2 * j]), b = vi_set1(x.high[2 * j + 1]),
-                         c = vi_set1(x.low[2 * j]), d = vi_set1(x.low[2 * j + 1]);
-                for (int t = 0; t < N; t++) {
-                    high[r][t] = dot_wx(dot_wx(high[r][t], first[t], a), second[t], b);
-                    low[r][t] = dot_wx(dot_wx(low[r][t], first[t], c), second[t], d);
-                }
+                const vi a = vi_set1(x.words[2 * j]), b = vi_set1(x.words[2 * j + 1]);
+                for (int t = 0; t < N; t++) sum[r][t] = dot_wx(dot_wx(sum[r][t], first[t], a), second[t], b);
             }
         }
         for (int t = 0; t < N; t++) {
             const vf scale = load_bf16(tile[t].k_groups + g * TILE);
             for (int r = 0; r < R; r++) {
                 float* to = p + r * BLOCK + t * TILE;
-                const vf part = mul(total_of(high[r][t], low[r][t]), set1(q[r * groups + g].step));
-                store(to, g == 0 ? mul(part, scale) : fma(part, scale, load(to)));
+                const vf x = to_float(sum[r][t]), step = mul(scale, set1(q[r * groups + g].step));
+                store(to, g == 0 ? mul(x, step) : fma(x, step, load(to)));
             }
         }
     }
 }
 
+RADIX_INLINE vf total_of(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
+
 // Sums of 32 channels of R rows, or of their first 16, += weights . v of tiles [first, last]
 template <int R>
 static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int first, int last,
-                      const char* const* next, float* const* sums, bool is_whole) {
+                      NextBlock& next, float* const* sums, bool is_whole) {
     vi acc[R][4];  // high and low of the first 16 channels, then of the others
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 4; i++) acc[r][i] = i % 2 ? vi_set1(w[r].start) : vi_zero();
@@ -94,7 +153,7 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
             const int64_t at = (group * 4 + i) * 64;
             vi a, b;
             split_nibbles(vi_load((const char*)tile[t].v + at), a, b);
-            __builtin_prefetch(next[t] + at, 0, 2);
+            next.lines(1);
             RADIX_UNROLL(4)
             for (int r = 0; r < R; r++) {
                 const vi high = vi_set1(w[r].high[t * 4 + i]), low = vi_set1(w[r].low[t * 4 + i]);
@@ -111,11 +170,12 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
 
 class Int4Block {
   public:
+    static constexpr bool JOINS = true;
     static size_t floats(const Shape& s, int rows) {
         return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) +
                 size_t(AT_ONCE) * groups_of(s.v_dim) * sizeof(BlockWeights)) /
                    4 +
-               AT_ONCE * BLOCK + s.k_dim + 16;
+               size_t(AT_ONCE + groups_of(s.v_dim)) * BLOCK + s.k_dim + 16;
     }
     Int4Block(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
               const NextTiles& after, float* memory)
@@ -126,9 +186,11 @@ class Int4Block {
           pages(args.page_table + int64_t(task.seq) * args.ldp),
           kv_head(task.kv_head),
           k_groups(groups_of(shape.k_dim)),
-          p(memory),
-          weights((BlockWeights*)(memory + AT_ONCE * BLOCK)),
-          q((QueryGroup*)(weights + AT_ONCE * groups_of(shape.v_dim))) {
+          v_groups(groups_of(shape.v_dim)),
+          p(memory) {
+        scales.of_groups = p + AT_ONCE * BLOCK;
+        weights = (BlockWeights*)(scales.of_groups + v_groups * BLOCK);
+        q = (QueryGroup*)(weights + AT_ONCE * v_groups);
         float* rotated = (float*)(q + int64_t(rows.count) * k_groups);
         const vf scale = set1(a.scale / float(rotated_block(s.k_dim)));
         for (int i = 0; i < rows.count; i++) {
@@ -137,36 +199,38 @@ class Int4Block {
             for (int g = 0; g < k_groups; g++) {
                 const float* from = rotated + g * GROUP_4;
                 const int n = s.k_dim - g * GROUP_4;
-                const vf x[] = {load_n(from, lanes_at(0, n)),
-                                n > 16 ? load_n(from + 16, lanes_at(16, n)) : zero()};
-                q[i * k_groups + g].make({mul(x[0], scale), mul(x[1], scale)});
+                const vf second = n > 16 ? load_n(from + 16, lanes_at(16, n)) : zero();
+                q[i * k_groups + g].make(mul(load_n(from, lanes_at(0, n)), scale), mul(second, scale));
             }
         }
     }
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {
         split.open(0, rows.count);
-        for (int block0 = from; block0 < to; block0 += BLOCK) run_block(block0);
+        for (int block0 = from; block0 < to; block0 += BLOCK) step(block0);
         split.close(0, rows.count);
     }
+    void step(int block0);
 
   private:
     static constexpr int AT_ONCE = 4;  // rows
+    static constexpr int LINES = 12;   // that are prefetched at once
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
     const NextTiles& next_tiles;
     const int32_t* pages;
-    const int kv_head, k_groups;
-    float* p;               // [AT_ONCE][64]
+    const int kv_head, k_groups, v_groups;
+    float* p;  // [AT_ONCE][64]
+    BlockScales scales;
     BlockWeights* weights;  // [groups of V][AT_ONCE]
     QueryGroup* q;
     Tile tiles[TILES];
-    const char *next_k[TILES], *next_v[TILES];  // what the next block reads there, or this one again
-    int first, last;                            // tiles that are there
+    NextBlock next;
+    int first, last;  // tiles that are there
 
     void open(int block0);
-    void run_block(int block0);
+    void weigh(int r);
     template <int R>
     void run_rows(int r0, int block0);
 };
@@ -178,42 +242,56 @@ void Int4Block::open(int block0) {
     for (int i = 0; i < TILES; i++) {
         // scores of absent tiles are masked
         tiles[i] = tile_at(a.cache, pages, kv_head, block0 / TILE + std::clamp(i, first, last));
-        const Tile next = next_tiles.of(block0 / TILE + i);
-        next_k[i] = (const char*)(next.v ? next.k : tiles[i].k);
-        next_v[i] = (const char*)(next.v ? next.v : tiles[i].v);
-        if (!next.v) continue;
-        prefetch_bytes(next.k_groups, k_groups * TILE * 2);
-        prefetch_bytes(next.v_groups, groups_of(s.v_dim) * TILE * 2);
+    }
+    next.clear();
+    for (int i = 0; i < TILES; i++)
+        if (const Tile t = next_tiles.of(block0 / TILE + i); t.v) next.add(t.k, tile_bytes(a.cache, s.k_dim));
+    for (int i = 0; i < TILES; i++)
+        if (const Tile t = next_tiles.of(block0 / TILE + i); t.v) next.add(t.v, tile_bytes(a.cache, s.v_dim));
+    scales.make(tiles, v_groups);
+}
+
+// The weights of row r of those at once, times the scales of each group. Four groups at a time: each waits
+// for its largest number, and the processor has others to go on with.
+void Int4Block::weigh(int r) {
+    for (int g0 = 0; g0 < v_groups; g0 += 4) {
+        const int n = std::min(4, v_groups - g0);
+        vf w[4][TILES], largest[4];
+        for (int g = 0; g < 4; g++) {
+            largest[g] = zero();
+            for (int t = 0; g < n && t < TILES; t++) {
+                w[g][t] =
+                    mul(load(p + r * BLOCK + t * TILE), load(scales.of_groups + (g0 + g) * BLOCK + t * TILE));
+                largest[g] = vmax(largest[g], vabs(w[g][t]));
+            }
+        }
+        float most[4];
+        lane_maxima(largest, most);
+        for (int g = 0; g < n; g++) weights[(g0 + g) * AT_ONCE + r].make(w[g], most[g]);
     }
 }
 
 template <int R>
 void Int4Block::run_rows(int r0, int block0) {
-    constexpr int N = R > 1 ? 2 : 4;
+    constexpr int N = R > 1 && !HAS_32_REGISTERS ? 2 : 4;
     float* sums[R];
     for (int r = 0; r < R; r++) sums[r] = rows.now + int64_t(r0 + r) * s.state;
     for (int t = 0; t < TILES; t += N)
-        int4_scores<R, N>(q + r0 * k_groups, k_groups, tiles + t, next_k + t, p + t * TILE);
-    for (int r = 0; r < R; r++)
+        int4_scores<R, N>(q + r0 * k_groups, k_groups, tiles + t, next, p + t * TILE);
+    for (int r = 0; r < R; r++) {
+        next.lines(LINES);
         softmax_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, nullptr, nullptr);
-    // All at once: each waits for its largest number, and the processor has others to go on with.
-    for (int g = 0; g < groups_of(s.v_dim); g++)
-        for (int r = 0; r < R; r++) {
-            vf w[TILES], nothing = zero();
-            for (int t = 0; t < TILES; t++) {  // what is not seen may be anything
-                const vf x = load(p + r * BLOCK + t * TILE), scale = load_bf16(tiles[t].v_groups + g * TILE);
-                w[t] = select_lt(zero(), x, mul(x, scale), zero());
-                nothing = add(nothing, sub(w[t], w[t]));  // NaN where V is not finite: the row is NaN
-            }
-            float* sum = sums[r] + s.v_pad;
-            store(sum, add(load(sum), nothing));
-            weights[g * AT_ONCE + r].make(w);
-        }
-    for (int g = 0; g < groups_of(s.v_dim); g++)
-        int4_sums<R>(weights + g * AT_ONCE, g, tiles, first, last, next_v, sums, g * GROUP_4 + 16 < s.v_pad);
+    }
+    for (int r = 0; r < R; r++) {
+        next.lines(LINES);
+        if (!scales.is_finite) sums[r][s.v_pad] += scales.loss_of(p + r * BLOCK);
+        weigh(r);
+    }
+    for (int g = 0; g < v_groups; g++)
+        int4_sums<R>(weights + g * AT_ONCE, g, tiles, first, last, next, sums, g * GROUP_4 + 16 < s.v_pad);
 }
 
-void Int4Block::run_block(int block0) {
+void Int4Block::step(int block0) {
     open(block0);
     for (int r0 = 0; r0 < rows.count; r0 += AT_ONCE) {
         const int n = std::min(AT_ONCE, rows.count - r0);
@@ -226,6 +304,7 @@ void Int4Block::run_block(int block0) {
             default: run_rows<4>(r0, block0);
         }
     }
+    next.lines(INT_MAX);
 }
 
 static void attention_int4(const AttnArgs& a, const Ctx& ctx) { run_attention<Int4Block>(a, ctx); }

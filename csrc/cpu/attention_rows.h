@@ -8,6 +8,8 @@
 // common together.
 #pragma once
 #include <algorithm>
+#include <optional>
+
 #include "softmax.h"
 
 namespace radix {
@@ -94,31 +96,35 @@ inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, 
     return a.partials + row * s.state;
 }
 
-// Which tiles of the cache are read a block later: of this task, then of the one that follows it.
+// Which tiles of the cache are read a block later, of joined heads two heads later: of this task, then of the
+// one that follows it.
 class NextTiles {
   public:
-    NextTiles(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end)
-        : a(args), head(task.kv_head), pages(pages_of(task)), last((end - 1) / TILE) {
+    NextTiles(const AttnArgs& args, const AttnTask& task, int of_head, const AttnTask* following, int end)
+        : a(args), pages(pages_of(task)), last((end - 1) / TILE) {
+        const int place = of_head - task.kv_head + std::min(2, task.heads);
+        blocks = place / task.heads, head = task.kv_head + place % task.heads;
         if (!following) return;
         const int len = a.kv_len[following->seq],
                   q_len = a.query_start[following->seq + 1] - a.query_start[following->seq];
         const int first = std::max(std::max(following->split0 * SPLIT, following->from * BLOCK),
                                    first_seen(a, len - q_len + following->q0));
-        next_pages = pages_of(*following), next_head = following->kv_head;
+        next_pages = pages_of(*following);
+        next_head = following->kv_head + std::min(place % task.heads, following->heads - 1);
         next_first = first / BLOCK * TILES, next_last = (len - 1) / TILE;
     }
-    // The tile one block after `tile`; none after the last.
+    // The tile that is read so much later than `tile`; none after the last.
     Tile of(int tile) const {
-        if (tile + TILES <= last) return tile_at(a.cache, pages, head, tile + TILES);
+        const int later = tile + blocks * TILES;
+        if (later <= last) return tile_at(a.cache, pages, head, later);
         const int next = next_first + tile % TILES;
         return next <= next_last ? tile_at(a.cache, next_pages, next_head, next) : Tile{};
     }
 
   private:
     const AttnArgs& a;
-    int head, next_head = 0;
     const int32_t *pages, *next_pages = nullptr;
-    int last, next_first = 0, next_last = -1;
+    int last, blocks, head, next_head = 0, next_first = 0, next_last = -1;
     const int32_t* pages_of(const AttnTask& task) const { return a.page_table + int64_t(task.seq) * a.ldp; }
 };
 
@@ -152,22 +158,72 @@ struct SplitRows {
 
 // Block(a, shape, task, rows, next_tiles, memory) prepares the queries; run(from, to, split) opens all rows,
 // adds tokens from the beginning of a block on to their states, and closes them. slots(): states at a time.
+// JOINS: step(block0) adds a block to rows that are open, for heads that take turns.
+template <class Block>
+struct HeadOfTask {
+    const AttnTask task;
+    Rows rows;
+    const NextTiles next_tiles;
+    Block block;
+    static size_t floats(const Shape& s, int max_rows) { return (rows_floats(s, max_rows) + 15) / 16 * 16; }
+
+    HeadOfTask(const AttnArgs& a, const Shape& s, const AttnTask& whole, int head, const AttnTask* following,
+               float* memory, int max_rows)
+        : task(one_head(whole, head)),
+          rows(open_rows(a, s, task, memory, max_rows)),
+          next_tiles(a, whole, head, following, rows.hi),
+          block(a, s, task, rows, next_tiles, memory + floats(s, max_rows)) {
+        const int slots = Block::slots(s, rows.count);
+        rows.slot_mask = slots < rows.count ? slots - 1 : -1;
+    }
+    int from(int split) const { return std::max(split * SPLIT, rows.lo / BLOCK * BLOCK); }
+    int to(int split) const { return std::min((split + 1) * SPLIT, rows.hi); }
+    void write(const AttnArgs& a, const Shape& s) const {
+        for (int i = 0; task.partial < 0 && i < rows.count; i++)
+            write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group,
+                      task.kv_head * s.group + i % s.group);
+    }
+
+  private:
+    static AttnTask one_head(AttnTask t, int head) {
+        if (t.partial >= 0) t.partial += (head - t.kv_head) * t.head_rows;
+        t.kv_head = head, t.heads = 1;
+        return t;
+    }
+};
+
+template <class Block>
+static size_t joined_floats(const Shape& s) {
+    return HeadOfTask<Block>::floats(s, JOINED_ROWS) + (Block::floats(s, JOINED_ROWS) + 31) / 16 * 16;
+}
+// Heads take turns, block by block: pages are read from one end to the other.
+template <class Block>
+static void run_joined(const AttnArgs& a, const AttnTask& task, const AttnTask* following, char* local) {
+    const Shape s(a);
+    std::optional<HeadOfTask<Block>> heads[JOINED_HEADS];
+    for (int h = 0; h < task.heads; h++)
+        heads[h].emplace(a, s, task, task.kv_head + h, following, (float*)local + h * joined_floats<Block>(s),
+                         JOINED_ROWS);
+    auto each = [&](auto&& f) {
+        for (int h = 0; h < task.heads; h++) f(*heads[h]);
+    };
+    for (int split = task.split0; split < task.split1; split++) {
+        const int from = heads[0]->from(split), to = heads[0]->to(split), count = heads[0]->rows.count;
+        each([&](auto& h) { SplitRows{a, s, h.task, h.rows, split}.open(0, count); });
+        for (int block0 = from; block0 < to; block0 += BLOCK) each([&](auto& h) { h.block.step(block0); });
+        each([&](auto& h) { SplitRows{a, s, h.task, h.rows, split}.close(0, count); });
+    }
+    each([&](auto& h) { h.write(a, s); });
+}
 template <class Block>
 static void run_task(const AttnArgs& a, const AttnTask& task, const AttnTask* following, char* local) {
+    if constexpr (Block::JOINS)
+        if (task.heads > 1) return run_joined<Block>(a, task, following, local);
     const Shape s(a);
-    const int max_rows = rows_of_task(a);
-    float* memory = (float*)local;
-    Rows rows = open_rows(a, s, task, memory, max_rows);
-    rows.slot_mask = Block::slots(s, rows.count) < rows.count ? Block::slots(s, rows.count) - 1 : -1;
-    const NextTiles next_tiles(a, task, following, rows.hi);
-    Block block(a, s, task, rows, next_tiles, memory + (rows_floats(s, max_rows) + 15) / 16 * 16);
+    HeadOfTask<Block> head(a, s, task, task.kv_head, following, (float*)local, rows_of_task(a));
     for (int split = task.split0; split < task.split1; split++)
-        block.run(std::max(split * SPLIT, rows.lo / BLOCK * BLOCK), std::min((split + 1) * SPLIT, rows.hi),
-                  SplitRows{a, s, task, rows, split});
-    if (task.partial >= 0) return;
-    for (int i = 0; i < rows.count; i++)
-        write_row(a, s, rows.total + int64_t(i) * s.state, rows.token0 + i / s.group,
-                  task.kv_head * s.group + i % s.group);
+        head.block.run(head.from(split), head.to(split), SplitRows{a, s, head.task, head.rows, split});
+    head.write(a, s);
 }
 
 static void run_merge(const AttnArgs& a, const AttnTask& task, char* local) {
@@ -205,7 +261,8 @@ template <class Block>
 static size_t attention_bytes(const AttnArgs& a) {
     const Shape s(a);
     const int max_rows = rows_of_task(a);
-    return (rows_floats(s, max_rows) + Block::floats(s, max_rows) + 32) * 4;
+    const size_t alone = rows_floats(s, max_rows) + Block::floats(s, max_rows) + 32;
+    return std::max(alone, Block::JOINS ? JOINED_HEADS * joined_floats<Block>(s) : 0) * 4;
 }
 
 }  // namespace RADIX_ISA

@@ -28,34 +28,51 @@ class ChosenTokens {
           pages(s.a.page_table + int64_t(row.seq) * s.a.ldp),
           kv_head(head) {}
     void open(const int32_t* chosen, int count, ChosenBlock& b) const {
-        const int size = dtype_size(c.dtype);
+        const int64_t k_row = c.k_dim * dtype_size(c.dtype), v_row = c.v_dim * dtype_size(c.dtype);
+        const int64_t k_numbers = TILE * k_row, v_numbers = TILE * v_row;
+        const bool is_scaled = c.dtype == DT_I8;
         b.count = count;
         for (int i = 0; i < count; i++) {
-            const int tile = chosen[i] / TILE, lane = chosen[i] % TILE;
-            const Tile k = tile_at(rows, pages, kv_head, tile), v = tile_at(c, pages, kv_head, tile);
-            b.k[i] = (const char*)k.v + int64_t(lane) * c.k_dim * size;
-            b.v[i] = (const char*)v.v + int64_t(lane) * c.v_dim * size;
-            b.k_scale[i] = k.v_scale ? k.v_scale + lane : nullptr;
-            b.v_scale[i] = v.v_scale ? v.v_scale + lane : nullptr;
+            const int lane = chosen[i] % TILE;
+            const int64_t at = tile_index(c, pages, kv_head, chosen[i] / TILE);
+            const char *k = (const char*)rows.v + at * k_tile, *v = (const char*)c.v + at * v_tile;
+            b.k[i] = k + lane * k_row, b.v[i] = v + lane * v_row;
+            b.k_scale[i] = is_scaled ? (const float*)(k + k_numbers) + lane : nullptr;
+            b.v_scale[i] = is_scaled ? (const float*)(v + v_numbers) + lane : nullptr;
         }
     }
-    // Asks for token i, which is somewhere in memory; many at once would stall each other.
+    // Ask for token i, which is somewhere in memory; many at once would stall each other.
     RADIX_INLINE void prefetch_k(const ChosenBlock& b, int i) const {
-        if (i >= b.count) return;
-        prefetch_bytes(b.k[i], c.k_dim * dtype_size(c.dtype));
-        if (b.k_scale[i]) __builtin_prefetch(b.k_scale[i], 0, 2);
+        if (i < b.count) prefetch_row(b.k[i], c.k_dim, b.k_scale[i]);
     }
     RADIX_INLINE void prefetch_v(const ChosenBlock& b, int i) const {
-        if (i >= b.count) return;
-        prefetch_bytes(b.v[i], c.v_dim * dtype_size(c.dtype));
-        if (b.v_scale[i]) __builtin_prefetch(b.v_scale[i], 0, 2);
+        if (i < b.count) prefetch_row(b.v[i], c.v_dim, b.v_scale[i]);
     }
 
   private:
     const Cache c, rows;
     const int32_t* pages;
     int kv_head;
+    const int64_t k_tile = tile_bytes(rows, c.k_dim), v_tile = tile_bytes(c, c.v_dim);
+
+    RADIX_INLINE void prefetch_row(const void* row, int dim, const float* scale) const {
+        prefetch_bytes(row, dim * dtype_size(c.dtype));
+        if (scale) __builtin_prefetch(scale, 0, 2);
+    }
 };
+
+// Numbers of bfloat16 are widened in pairs, the even ones and the odd ones of 32: two operations instead of
+// four. So queries and sums are in this order while a split lasts.
+constexpr bool is_paired(int dtype, int dim) { return dtype == DT_BF16 && dim % 32 == 0; }
+// x [dim] to that order, or back.
+static void pair_order(float* x, int dim, bool is_back) {
+    float from[1024];
+    std::memcpy(from, x, size_t(dim) * 4);
+    for (int i = 0; i < dim; i++) {
+        const int at = i / 32 * 32 + i % 2 * 16 + i % 32 / 2;
+        is_back ? x[i] = from[at] : x[at] = from[i];
+    }
+}
 
 template <int DTYPE>
 static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& tokens, const ChosenBlock& b,
@@ -66,8 +83,16 @@ static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& to
             r[t] = zero();
             tokens.prefetch_k(next, t0 + t);
             if (t0 + t >= b.count) continue;
-            for (int i = 0; i < s.k_dim; i += 16)
-                r[t] = fma(load(q + i), load_part<DTYPE>(b.k[t0 + t], i, s.k_dim), r[t]);
+            const void* k = b.k[t0 + t];
+            if (is_paired(DTYPE, s.k_dim))
+                for (int i = 0; i < s.k_dim; i += 32) {
+                    vf even, odd;
+                    load_bf16_pairs((const uint16_t*)k + i, even, odd);
+                    r[t] = fma(load(q + i + 16), odd, fma(load(q + i), even, r[t]));
+                }
+            else
+                for (int i = 0; i < s.k_dim; i += 16)
+                    r[t] = fma(load(q + i), load_part<DTYPE>(k, i, s.k_dim), r[t]);
         }
         transpose_16x16(r);
         for (int step = 8; step; step /= 2)
@@ -75,28 +100,40 @@ static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& to
         store(p + t0, r[0]);
     }
 }
+// N vectors of channels
+template <int DTYPE, int N, bool IS_PAIRED>
+static void chosen_part(const Shape& s, const float* p, const ChosenTokens& tokens, const ChosenBlock& b,
+                        const ChosenBlock& next, int at, float* state) {
+    vf sum[N];
+    for (int c = 0; c < N; c++) sum[c] = load(state + at + c * 16);
+    for (int t = 0; t < b.count; t++) {
+        if (at == 0) tokens.prefetch_v(next, t);
+        const vf w = set1(p[t]);
+        vf x[N];
+        if constexpr (IS_PAIRED)
+            for (int c = 0; c < N; c += 2)
+                load_bf16_pairs((const uint16_t*)b.v[t] + at + c * 16, x[c], x[c + 1]);
+        else if constexpr (N > 1)
+            for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(b.v[t], at + c * 16);
+        else
+            x[0] = load_part<DTYPE>(b.v[t], at, s.v_dim);
+        for (int c = 0; c < N; c++) sum[c] = fma(w, x[c], sum[c]);
+    }
+    for (int c = 0; c < N; c++) store(state + at + c * 16, sum[c]);
+}
 template <int DTYPE>
 static void chosen_sums(const Shape& s, const float* p, const ChosenTokens& tokens, const ChosenBlock& b,
                         const ChosenBlock& next, float* state) {
-    constexpr int N = 8;
+    constexpr bool IS_PAIRED = DTYPE == DT_BF16;
     int at = 0;
-    for (; at + N * 16 <= s.v_dim; at += N * 16) {
-        vf sum[N];
-        for (int c = 0; c < N; c++) sum[c] = load(state + at + c * 16);
-        for (int t = 0; t < b.count; t++) {
-            if (at == 0) tokens.prefetch_v(next, t);
-            for (int c = 0; c < N; c++) sum[c] = fma(set1(p[t]), load_kv<DTYPE>(b.v[t], at + c * 16), sum[c]);
-        }
-        for (int c = 0; c < N; c++) store(state + at + c * 16, sum[c]);
+    if (is_paired(DTYPE, s.v_dim)) {
+        for (; at + 128 <= s.v_dim; at += 128)
+            chosen_part<DTYPE, 8, IS_PAIRED>(s, p, tokens, b, next, at, state);
+        for (; at < s.v_dim; at += 32) chosen_part<DTYPE, 2, IS_PAIRED>(s, p, tokens, b, next, at, state);
+        return;
     }
-    for (; at < s.v_dim; at += 16) {
-        vf sum = load(state + at);
-        for (int t = 0; t < b.count; t++) {
-            if (at == 0) tokens.prefetch_v(next, t);
-            sum = fma(set1(p[t]), load_part<DTYPE>(b.v[t], at, s.v_dim), sum);
-        }
-        store(state + at, sum);
-    }
+    for (; at + 128 <= s.v_dim; at += 128) chosen_part<DTYPE, 8, false>(s, p, tokens, b, next, at, state);
+    for (; at < s.v_dim; at += 16) chosen_part<DTYPE, 1, false>(s, p, tokens, b, next, at, state);
 }
 template <int DTYPE>
 static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, const int32_t* chosen,
@@ -109,6 +146,7 @@ static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, c
     const float* from = a.q + int64_t(row.token) * a.ldq + int64_t(head) * a.q_head;
     for (int i = 0; i < shape.k_dim; i += 16)
         store(q + i, mul(load_n(from + i, lanes_at(i, shape.k_dim)), set1(a.scale)));
+    if (is_paired(DTYPE, shape.k_dim)) pair_order(q, shape.k_dim, false);
     const ChosenTokens tokens(s, row, head / shape.group);
     ChosenBlock blocks[2];
     tokens.open(chosen, std::min(count, BLOCK), blocks[0]);
@@ -125,6 +163,7 @@ static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, c
         chosen_sums<DTYPE>(shape, p, tokens, b, next, state);
     }
     close_split(shape, state);
+    if (is_paired(DTYPE, shape.v_dim)) pair_order(state, shape.v_dim, true);
 }
 using AttendChosen = void (*)(const SparseArgs&, const SparseRow&, int, const int32_t*, int, float*);
 static AttendChosen attend_chosen_of(int dtype) {

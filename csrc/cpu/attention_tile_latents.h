@@ -10,6 +10,7 @@ namespace RADIX_ISA {
 
 class LatentTiles : TileSoftmax {
   public:
+    static constexpr bool JOINS = false;
     static size_t floats(const Shape& s, int rows) {
         const size_t padded_rows = size_t(rows + 15) / 16 * 16, k_pad = size_t(padded(s.k_dim));
         return padded_rows * (k_pad / 2 + BLOCK + BLOCK / 2) + BLOCK * k_pad / 2 + BLOCK * STRIP / 2 +

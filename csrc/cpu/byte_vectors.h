@@ -19,6 +19,12 @@ constexpr bool WIDENS = RADIX_UNSIGNED_BY_SIGNED;
 #define RADIX_HALVES 0
 #endif
 
+#if defined(__AVX512F__)
+constexpr bool HAS_32_REGISTERS = true;
+#else
+constexpr bool HAS_32_REGISTERS = false;
+#endif
+
 #if defined(__AVX512VNNI__)
 struct vi {
     __m512i v;
@@ -196,16 +202,32 @@ static inline vi look_up(vi nibbles, const int8_t* table) {
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #endif
 
-// Whole numbers from -32768 to 32639 as 256 * high + low.
-RADIX_INLINE void store_halves(vf whole, int8_t* high, int8_t* low) {
+// 64 numbers times `factor`, rounded to whole ones from -32768 to 32639, as 256 * high + low. Returns their
+// sum.
+RADIX_INLINE int32_t store_halves(const vf (&x)[4], float factor, int8_t* high, int8_t* low) {
 #if defined(__AVX512F__)
-    const __m512i x = _mm512_cvtps_epi32(whole.v);
-    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
-    _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(upper));
-    _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(x));
+    __m512i n[4];
+    for (int i = 0; i < 4; i++) n[i] = _mm512_cvtps_epi32(mul(x[i], set1(factor)).v);
+    // Packing goes lane by lane: four numbers of each vector in turn.
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0),
+                  a = _mm512_packs_epi32(n[0], n[1]), b = _mm512_packs_epi32(n[2], n[3]),
+                  byte = _mm512_set1_epi16(255), half = _mm512_set1_epi16(128);
+    auto upper = [&](__m512i y) { return _mm512_srai_epi16(_mm512_add_epi16(y, half), 8); };
+    const __m512i h = _mm512_packs_epi16(upper(a), upper(b)),
+                  l = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
+    _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
+    _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
+    return _mm512_reduce_add_epi32(
+        _mm512_add_epi32(_mm512_add_epi32(n[0], n[1]), _mm512_add_epi32(n[2], n[3])));
 #else
-    const vf upper = vround(mul(add(whole, set1(0.5f)), set1(1.0f / 256.0f)));  // no ties
-    store_i8(high, upper), store_i8(low, fnma(upper, set1(256.0f), whole));
+    vf sum = zero();
+    for (int i = 0; i < 4; i++) {
+        const vf whole = vround(mul(x[i], set1(factor)));
+        const vf upper = vround(mul(add(whole, set1(0.5f)), set1(1.0f / 256.0f)));  // no ties
+        store_i8(high + i * 16, upper), store_i8(low + i * 16, fnma(upper, set1(256.0f), whole));
+        sum = add(sum, whole);
+    }
+    return int32_t(lane_tree_sum(sum));
 #endif
 }
 

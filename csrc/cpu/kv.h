@@ -112,10 +112,14 @@ RADIX_INLINE int v_width(const Cache& c) {
     return c.latent ? c.k_dim : c.v_dim;
 }  // numbers from one V row to the next
 
-RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int tile) {
+// Of tile `tile` of a sequence among those of the cache.
+RADIX_INLINE int64_t tile_index(const Cache& c, const int32_t* pages, int kv_head, int tile) {
     const int per_page = c.page_size / TILE;
     const int page = per_page == 1 ? tile : tile / per_page;  // no division for the usual page
-    const int64_t index = (int64_t(pages[page]) * c.kv_heads + kv_head) * per_page + tile - page * per_page;
+    return (int64_t(pages[page]) * c.kv_heads + kv_head) * per_page + tile - page * per_page;
+}
+RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int tile) {
+    const int64_t index = tile_index(c, pages, kv_head, tile);
     const int width = v_width(c);
     Tile t{};
     t.k = c.latent ? nullptr : (const char*)c.k + index * tile_bytes(c, c.k_dim);

@@ -47,6 +47,7 @@ struct VisibleRange {
 // rescaled to the new maximum.
 static void online_softmax(const AttnArgs& a, const Shape& s, float* p, const float* k_scale,
                            const float* v_scale, float* state, const VisibleRange& seen) {
+    const bool sees_all = seen.lo <= 0 && seen.hi >= BLOCK;
     vf v[TILES];
     vf top = set1(-INFINITY);
     for (int t = 0; t < TILES; t++) {
@@ -55,7 +56,7 @@ static void online_softmax(const AttnArgs& a, const Shape& s, float* p, const fl
         if (a.softcap != 0.0f) v[t] = mul(set1(a.softcap), vtanh(div(v[t], set1(a.softcap))));
         if (seen.slope != 0.0f)
             v[t] = fma(set1(seen.slope), add(count_from_zero(), set1(seen.distance + float(t * 16))), v[t]);
-        v[t] = keep_lanes(v[t], seen.lo - t * 16, seen.hi - t * 16, set1(-INFINITY));
+        if (!sees_all) v[t] = keep_lanes(v[t], seen.lo - t * 16, seen.hi - t * 16, set1(-INFINITY));
         top = vmax(top, v[t]);
     }
     float old = state[s.v_pad + 16], m = lane_max(top);

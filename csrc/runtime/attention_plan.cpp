@@ -114,21 +114,36 @@ class Sharing {
     }
 };
 
-// Splits of one head at a time: more would evict second-level cache before the next head reads it.
 constexpr int LONG_SPLITS = 4;
+// Splits of one head at a time: more would evict second-level cache before the next head reads it.
 static int piece_splits(const Cache& c) { return c.dtype == 6 ? 4 : 2; }  // int4 has a fourth of the bytes
+
+// Enough sequences keep every thread busy without a merge. Heads are joined as far as every thread still has
+// several tasks. `splits`: of all KV heads, of the sequences that may be cut.
+AttnPlan::Cut AttnPlan::cut(const AttnArgs& a, int threads, int64_t short_units, int64_t splits) {
+    const int64_t tasks = 4 * threads, units = std::max<int64_t>(1, short_units);
+    const int most = a.cache.latent ? 1 : std::min(a.cache.kv_heads, JOINED_HEADS);
+    const int heads = int(std::clamp<int64_t>(splits / (2 * tasks), 1, most));
+    const int64_t wanted = heads > 1 ? 2 * tasks * heads : tasks;
+    return {int(std::max<int64_t>(1, (wanted + units - 1) / units)), heads};
+}
 
 // Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
 // where others wrote the first ones.
-void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, int want,
+void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int member, Cut cut,
                          std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges) {
     const int q = a.query_start[s + 1] - a.query_start[s], heads = a.cache.kv_heads, group = a.heads / heads;
     const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
-    int pieces = std::min(s1 - s0, want);
-    if (s1 - s0 > LONG_SPLITS && q * group <= 16)
+    const int joined = q * group <= JOINED_ROWS ? cut.heads : 1;
+    int pieces = std::min(s1 - s0, cut.pieces);
+    if (s1 - s0 > LONG_SPLITS && q * group <= 16 && joined == 1)
         pieces = std::max(pieces, (s1 - s0) / piece_splits(a.cache));
+    auto add = [&](AttnTask t) {
+        t.heads = std::min(joined, heads - t.kv_head);
+        short_tasks.push_back(t);
+    };
     if (pieces <= 1 && member < 0) {
-        for (int h = 0; h < heads; h++) short_tasks.push_back({s, 0, q, h, s0, s1, -1});
+        for (int h = 0; h < heads; h += joined) add({s, 0, q, h, s0, s1, -1});
         return;
     }
     const int begin = member < 0 ? s0 : 0;
@@ -140,10 +155,10 @@ void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int memb
     // fetches beyond a tile is the next head's.
     for (int i = 0; i < pieces; i++) {
         const int a0 = s0 + (s1 - s0) * i / pieces, a1 = s0 + (s1 - s0) * (i + 1) / pieces;
-        for (int h = 0; h < heads; h++) {
-            short_tasks.push_back(
-                {s, 0, q, h, a0, a1, int32_t(base + (int64_t(h) * (s1 - begin) + a0 - begin) * rows)});
-            if (i == 0) short_tasks.back().from = from;
+        for (int h = 0; h < heads; h += joined) {
+            AttnTask t{s, 0, q, h, a0, a1, int32_t(base + (int64_t(h) * (s1 - begin) + a0 - begin) * rows)};
+            t.from = i == 0 ? from : 0, t.head_rows = int32_t((s1 - begin) * rows);
+            add(t);
         }
     }
 }
@@ -154,23 +169,23 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     std::vector<AttnTask> merges, short_tasks, long_tasks;
     const int heads = a.cache.kv_heads, group = a.heads / heads;
     const int few = std::max(TASK_ROWS, group);  // rows of one task
-    int64_t short_units = 0, long_rows = 0;
+    int64_t short_units = 0, splits = 0, long_rows = 0;
     partial_rows = 0, bytes = flops = 0;
     const Sharing sharing(*this, a);
     num_shared = int(tasks.size());
     for (int s = 0; s < a.num_seqs; s++) {
         int q = new_tokens(a, s);
-        if (q * group <= few && q > 0) short_units += heads;
+        if (q * group <= few && q > 0) {
+            const int of_head = (a.kv_len[s] - std::max(0, first_seen(a, a.kv_len[s] - q))) / SPLIT;
+            short_units += heads, splits += heads * (of_head > LONG_SPLITS ? of_head : 1);
+        }
         if (q * group > few) long_rows += int64_t(q) * a.heads;
     }
     // Large tasks, as long as there are several for every thread.
     const int limit = max_rows(a.cache.v_dim, group),
               each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, limit), limit));
     const int block = std::max(1, each / group);
-    // Enough sequences keep every thread busy without a merge.
-    const int want = short_units >= 4 * threads
-                         ? 1
-                         : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
+    const Cut short_cut = cut(a, threads, short_units, splits);
     for (int s = 0; s < a.num_seqs; s++) {
         const int q = new_tokens(a, s), kv = a.kv_len[s];
         if (q <= 0 || kv <= 0) continue;
@@ -178,8 +193,8 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
         bytes += double(kv - first) * bytes_of_token(a.cache);
         flops += 2.0 * double(kv - first) * q * a.heads * (a.cache.k_dim + a.cache.v_dim);
         if (q * group <= few) {
-            add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], want, short_tasks,
-                      merges);
+            add_short(a, s, first, sharing.from[size_t(s)], sharing.member_of[size_t(s)], short_cut,
+                      short_tasks, merges);
             continue;
         }
         for (int h = 0; h < heads; h++)  // one head's keys after the other's: they stay in a core's cache

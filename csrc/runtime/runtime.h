@@ -85,7 +85,11 @@ struct AttnPlan {
     void fill(AttnArgs& a, void* shared) const;  // what the kernels read; `shared` holds the partial rows
 
   private:
-    void add_short(const AttnArgs& a, int s, int first, int from, int member, int want,
+    struct Cut {  // of a sequence's work: pieces at least, heads of a task
+        int pieces, heads;
+    };
+    static Cut cut(const AttnArgs& a, int threads, int64_t short_units, int64_t splits);
+    void add_short(const AttnArgs& a, int s, int first, int from, int member, Cut cut,
                    std::vector<AttnTask>& short_tasks, std::vector<AttnTask>& merges);
 };
 

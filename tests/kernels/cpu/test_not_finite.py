@@ -57,3 +57,53 @@ def test_queries(dtype: torch.dtype, kind: dict[str, object]) -> None:
     is_lost[16, 3] = True
     assert bool(after[is_lost].isnan().all())
     assert torch.equal(after[~is_lost], before[~is_lost])
+
+
+def lose_value(world: World, s: int, position: int, head: int) -> None:
+    """One channel of V of a token becomes NaN."""
+    k, v = (x.float() for x in world.shape.tokens(*world.caches))
+    size = world.case.page_size
+    slot = int(world.pages[s, position // size]) * size + position % size
+    (k if world.case.is_latent else v)[slot, head, 5] = torch.nan
+    world.caches = world.shape.pages(k, v)
+
+
+@pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [{"kv_heads": 2}, {"kv_heads": 2, "window": 30}, {"kv_heads": 1, "is_latent": True}],
+    ids=str,
+)
+def test_values_reach_no_earlier_token(dtype: torch.dtype, kind: dict[str, object]) -> None:
+    """Three drafts, some rows and many, where one of the last tokens is lost."""
+    lens, lost = [(3, 70), (20, 50), (90, 100)], (68, 40, 80)
+    world = World(Case(tuple(lens), 4, dim=48, v_dim=48, dtype=dtype, **kind))  # type: ignore[arg-type]
+    before = world.run(lens)
+    head = world.case.kv_heads - 1
+    for s, position in enumerate(lost):
+        lose_value(world, s, position, head)
+    heads = slice(head * 4 // world.case.kv_heads, 4)
+    for (new, total), position, old, now in zip(lens, lost, before, world.run(lens), strict=True):
+        is_lost = torch.zeros(new, 4, dtype=torch.bool)
+        is_lost[position - (total - new) :, heads] = True
+        assert bool(now[is_lost].isnan().any(-1).all())
+        assert torch.equal(now[~is_lost], old[~is_lost])
+
+
+@pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
+def test_values_reach_no_other_branch(dtype: torch.dtype) -> None:
+    world = World(Case(((4, 100),), dtype=dtype))
+    parents = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]])
+
+    def run() -> torch.Tensor:
+        return world.layer.run(
+            world.q[0][96:], *world.caches, world.pages, torch.tensor([0, 4], dtype=torch.int32),
+            torch.tensor([100], dtype=torch.int32), tree_mask_TN=parents.to(torch.uint8),
+        )  # fmt: skip
+
+    before = run()
+    lose_value(world, 0, 97, 1)
+    after = run()
+    assert bool(after[1, 2:].isnan().any(-1).all())
+    assert torch.equal(after[[0, 2, 3]], before[[0, 2, 3]])
+    assert torch.equal(after[1, :2], before[1, :2])
