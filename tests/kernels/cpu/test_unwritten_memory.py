@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.kernels.cpu.test_attention import Case, World
 
-from radixlm import Engine
 from radixlm.kernels.cpu import linear
 from radixlm.kernels.ops import kv
 
@@ -56,6 +55,8 @@ def _fresh_tensors_are_nan() -> Iterator[None]:
 def test_whole_steps_in_bfloat16(dim: int, kind: dict[str, Any]) -> None:
     pytest.importorskip("transformers")  # scripts/arm has none
     from tests.fakes.tiny_checkpoint import cached_tiny
+
+    from radixlm import Engine
 
     folder = cached_tiny("Qwen3ForCausalLM", head_dim=dim, hidden_size=48)
     prompts = [[3 + (7 * i + n) % 250 for i in range(n)] for n in (1, 17, 33, 70)]
