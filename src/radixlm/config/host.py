@@ -72,7 +72,7 @@ def cgroup_limits(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) 
 def total_memory_bytes(total_bytes: int, limits: tuple[Path, ...] | None = None) -> int:
     """Of ``total_bytes`` of the machine, what the container may have."""
     texts = map(_text, cgroup_limits() if limits is None else limits)
-    return min(total_bytes, *(int(text) for text in texts if text.isdecimal()), total_bytes)
+    return min([total_bytes, *(int(text) for text in texts if text.isdecimal())])
 
 
 def _text(path: Path) -> str:
