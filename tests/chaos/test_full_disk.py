@@ -148,6 +148,14 @@ def test_the_inflight_log_works_without_its_file(disk: Path) -> None:
     assert flight.current == "r" and read_inflight_rid(disk / "flight") is None
 
 
+def test_the_inflight_log_works_without_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flight = InflightLog(tmp_path / "gone" / "flight")
+    flight._write("r")
+    assert flight.current == "r" and "No such file" in caplog.text
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_log_on_a_full_disk_raises_nothing() -> None:
     program = (

@@ -14,6 +14,7 @@ from radixlm.config.host import (
     free_memory_bytes,
     has_cuda,
     read_host_info,
+    total_memory_bytes,
 )
 
 
@@ -62,3 +63,4 @@ def test_limits_of_the_own_control_group_and_those_above_count(tmp_path: Path) -
     (first / "memory.stat").write_text("cache 500\nactive_file 100\ninactive_file 300\n")
     assert free_memory_bytes(10_000, limits) == 500
     assert free_memory_bytes(400, limits) == 400
+    assert (total_memory_bytes(10_000, limits), total_memory_bytes(900, limits)) == (1000, 900)

@@ -112,16 +112,27 @@ def test_what_a_policy_writes(
     assert isinstance(made, WriteThrough) == (policy == "write_through")
 
 
-def test_the_host_tier_leaves_ram_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Facts:
-        available, total = 8 * 10**9, 20 * 10**9
-
-    monkeypatch.setattr("radixlm.engine.hicache.psutil.virtual_memory", Facts)
-    assert hicache.host_bytes(MemoryConfig(), 10**9) == 2 * 10**9
-    assert hicache.host_bytes(MemoryConfig(hicache_ratio=9.0), 10**9) == 6 * 10**9
-    assert hicache.host_bytes(MemoryConfig(hicache_size=5), 10**9) == 5 * 10**9
+def test_the_host_tier_leaves_ram_free() -> None:
+    room = 10**9, 6 * 10**9, 10**9  # the KV cache, what may be taken, what that takes of it
+    assert hicache.host_bytes(MemoryConfig(), *room) == 2 * 10**9
+    assert hicache.host_bytes(MemoryConfig(hicache_ratio=9.0), *room) == 5 * 10**9
+    assert hicache.host_bytes(MemoryConfig(hicache_size=5), *room) == 5 * 10**9
     with pytest.raises(ConfigError, match="--hicache-size 6 works"):
-        hicache.host_bytes(MemoryConfig(hicache_size=7), 10**9)
+        hicache.host_bytes(MemoryConfig(hicache_size=7), *room)
+
+
+@pytest.mark.parametrize(("ranks", "budget"), [(1, 600), (2, 650)])
+def test_the_host_tier_stays_within_the_share_of_a_rank_in_a_container(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, budget: int
+) -> None:
+    monkeypatch.setattr(hicache, "total_memory_bytes", lambda total: 1000)
+    config = ServerConfig.from_kwargs(
+        model_path="m", enable_hierarchical_cache=True, tp_size=ranks, hicache_ratio=9.0
+    )
+    manifest = Manifest("m", "w", "1", "bf16", 16, page_bytes=(64, 0))
+    made = hicache.make_hicache(config, manifest, 100, 800, 100)
+    assert made is not None and made.tiers[0].stats()["budget_bytes"] == budget
+    made.tiers[0].close()
 
 
 def test_waiting_is_set_by_flag_and_extra_config() -> None:
@@ -141,7 +152,7 @@ def test_waiting_is_set_by_flag_and_extra_config() -> None:
 def test_a_running_server_refuses_what_only_its_start_can_set() -> None:
     config = ServerConfig.from_kwargs(model_path="m", enable_hierarchical_cache=True)
     manifest = Manifest("m", "w", "1", "bf16", 16, page_bytes=(64, 0))
-    made = hicache.make_hicache(config, manifest, 1 << 20, 1 << 20)
+    made = hicache.make_hicache(config, manifest, 1 << 20, 1 << 40)
     assert made is not None
     with pytest.raises(ConfigError, match="prefetch_timeout_max: it can be given by flag only"):
         made.attach("file", '{"hicache_storage_pass_prefix_keys": true, "prefetch_timeout_max": 3}')

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from radixlm.tiers import prefault as prefault_module
-from radixlm.tiers.prefault import prefault
+from radixlm.tiers.prefault import missing_bytes, prefault
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linux")
 MIB = 1 << 20
@@ -21,6 +21,17 @@ def _resident(memory: mmap.mmap, address: int) -> int:
         file.seek(address // mmap.PAGESIZE * 8)
         entries = np.frombuffer(file.read(len(memory) // mmap.PAGESIZE * 8), np.uint64)
     return int((entries >> np.uint64(63)).sum()) * mmap.PAGESIZE
+
+
+def test_memory_that_was_not_used_is_missing() -> None:
+    memory = mmap.mmap(-1, 8 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    array = np.frombuffer(memory, np.uint8)
+    address = array.ctypes.data
+    spans = [(address, 3 * MIB), (address + 4 * MIB, 3 * MIB)]
+    assert missing_bytes(spans) == 6 * MIB and missing_bytes([]) == 0
+    array[4 * MIB : 5 * MIB] = 1
+    assert missing_bytes(spans) == 5 * MIB
 
 
 def test_spans_are_made_from_their_starts_and_keep_their_bytes(

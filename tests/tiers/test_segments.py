@@ -508,6 +508,21 @@ def test_a_follower_sees_a_log_that_was_cleared(
     assert second.flush() and second.contains(keys) == 0
 
 
+def test_a_follower_that_forgets_all_leaves_the_log_alone(
+    tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.tiers.segment_store._SLACK", 0)
+    keys = chain(5)
+    first = _open(tmp_path, open_tiers)
+    first.put(records(keys))
+    assert first.flush()
+    second = _open(tmp_path, open_tiers)
+    second.clear()
+    second.close()
+    first.close()
+    assert _got(_open(tmp_path, open_tiers), keys) == 5
+
+
 def test_folders_of_older_models_make_room(tmp_path: Path, open_tiers: list[SegmentTier]) -> None:
     for number in range(3):
         tier = _open(tmp_path, [], identity=bytes([number]) * 32)

@@ -69,11 +69,21 @@ def cgroup_limits(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) 
     return tuple(found)
 
 
+def total_memory_bytes(total_bytes: int, limits: tuple[Path, ...] | None = None) -> int:
+    """Of ``total_bytes`` of the machine, what the container may have."""
+    texts = map(_text, cgroup_limits() if limits is None else limits)
+    return min([total_bytes, *(int(text) for text in texts if text.isdecimal())])
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+
+
 def free_memory_bytes(free_bytes: int, limits: tuple[Path, ...] | None = None) -> int:
     """Of ``free_bytes`` of the machine, what the container's limit leaves: pages of files, which
     the system gives up when it needs room, count as free."""
     for path in cgroup_limits() if limits is None else limits:
-        text = path.read_text(encoding="ascii").strip() if path.exists() else ""
+        text = _text(path)
         usage = path.with_name(_CGROUP_USAGE[path.name]) if path.name in _CGROUP_USAGE else path
         stat = path.with_name("memory.stat")
         if not text.isdecimal() or usage == path or not (usage.exists() and stat.exists()):

@@ -13,6 +13,7 @@ from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
+from radixlm.config.host import total_memory_bytes
 from radixlm.config.memory import MemoryConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.arrival_rules import ArrivalOptions
@@ -75,15 +76,19 @@ class Hicache(Record, eq=False):
 
 
 def make_hicache(
-    config: ServerConfig, manifest: Manifest, pool_bytes: int, free_bytes: int
+    config: ServerConfig, manifest: Manifest, pool_bytes: int, free_bytes: int, lazy_bytes: int = 0
 ) -> Hicache | None:
     """The tiers of the flags; None without --enable-hierarchical-cache. ``pool_bytes``: of the KV
-    cache of this rank; ``free_bytes``: of memory for it and the host tier. ConfigError."""
+    cache of this rank; ``free_bytes``: of RAM for this process, of which the KV cache takes
+    ``lazy_bytes`` as it fills. ConfigError."""
     memory = config.memory
     if not memory.enable_hierarchical_cache:
         return None
     codec, secret = Codec(), store_secret(config)
-    budget = host_bytes(memory, pool_bytes)
+    total_bytes = total_memory_bytes(psutil.virtual_memory().total)
+    kept_free = int(min(_MAX_FREE_BYTES, _FREE_SHARE * total_bytes))
+    room = free_bytes - kept_free // config.parallel.num_processes
+    budget = host_bytes(memory, pool_bytes, room, lazy_bytes)
     rows = None
     if manifest.page_bytes[0] and not memory.enable_memory_saver:
         rows = RowMemory(manifest.page_bytes[0], min(budget, room_bytes(free_bytes)))
@@ -121,11 +126,9 @@ def arrival_options(memory: MemoryConfig, options: ArrivalOptions) -> ArrivalOpt
     return replace(options, policy=memory.hicache_storage_prefetch_policy, **given)
 
 
-def host_bytes(memory: MemoryConfig, pool_bytes: int) -> int:
-    """Bytes of the host tier. --hicache-ratio is for tokens: as many as pages that do not compress
-    need. A share of the RAM stays free."""
-    facts = psutil.virtual_memory()
-    room = int(facts.available - min(_MAX_FREE_BYTES, _FREE_SHARE * facts.total))
+def host_bytes(memory: MemoryConfig, pool_bytes: int, room: int, lazy_bytes: int) -> int:
+    """Bytes of the host tier, of ``room`` that may be taken. --hicache-ratio is for tokens: as many
+    as pages that do not compress need, and not what the KV cache has yet to take."""
     if memory.hicache_size:
         if memory.hicache_size * _GB > room:
             raise ConfigError(
@@ -133,7 +136,7 @@ def host_bytes(memory: MemoryConfig, pool_bytes: int) -> int:
                 f"taken; --hicache-size {max(1, room // _GB)} works"
             )
         return memory.hicache_size * _GB
-    wanted = int(memory.hicache_ratio * pool_bytes)
+    wanted, room = int(memory.hicache_ratio * pool_bytes), room - lazy_bytes
     if wanted > room:
         given, asked = format_bytes(max(0, room)), format_bytes(wanted)
         log.info("the host tier gets %s of RAM, not the %s of --hicache-ratio", given, asked)

@@ -35,7 +35,7 @@ from radixlm.scheduler.loop import Executor
 from radixlm.tiers.base import Tier
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle, weights_digest
 from radixlm.tiers.peer import Outgoing
-from radixlm.tiers.prefault import room_bytes
+from radixlm.tiers.prefault import missing_bytes, room_bytes
 from radixlm.tiers.row_memory import RowMemory
 from radixlm.tiers.worker import PageWorker
 
@@ -89,7 +89,8 @@ def make_pages(
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
     manifest = make_manifest(config, info, pools, page_bytes, peers, draft)
     free_bytes = available_bytes() // config.parallel.num_processes
-    hicache = make_hicache(config, manifest, pools.num_bytes, free_bytes)
+    lazy_bytes = missing_bytes(page_bytes.spans()) if memory.enable_hierarchical_cache else 0
+    hicache = make_hicache(config, manifest, pools.num_bytes, free_bytes, lazy_bytes)
     tiers = [*(hicache.tiers if hicache else ()), *(t for m in makers for t in m(config, manifest))]
     tiers += make_lmcache(config, manifest)
     tiers += make_peer(config, manifest, peers)

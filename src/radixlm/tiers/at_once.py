@@ -13,7 +13,7 @@ from radixlm.tiers.base import Get, Lending, Pages, PageStore, Payload, Put, Row
 
 AT_ONCE_BYTES: Final = 64 << 20  # of a command; more would hold up the steps
 
-Write = Callable[[int, Pages, Rows], object]
+Write = Callable[[int, Pages, Rows], bool]
 
 
 def rows_at_once(
@@ -40,18 +40,20 @@ def rows_at_once(
     return rows if len(rows) == len(keys) and sum(map(len, rows)) == num_bytes else None
 
 
-def get_at_once(command: Get, rows: Sequence[Payload], write: Write) -> None:
-    """Copies ``rows`` to the pages of a command, by ``write`` of a space."""
+def get_at_once(command: Get, rows: Sequence[Payload], write: Write) -> int:
+    """Copies ``rows`` to the pages of a command, by ``write`` of a space; how many came."""
     pages = np.frombuffer(command.pages, np.int32)
-    write(0, pages, rows[: len(pages)])
+    is_done = write(0, pages, rows[: len(pages)])
     if command.windows:
         window_pages = np.frombuffer(command.window_pages, np.int32)
-        write(1, window_pages, rows[len(pages) :])
+        is_done = is_done and write(1, window_pages, rows[len(pages) :])
+    return len(pages) if is_done else 0
 
 
-def put_at_once(command: Put, rows: Sequence[Payload], tier: Lending, store: PageStore) -> None:
-    """Copies the last pages of a command to ``rows``, which the tier keeps."""
+def put_at_once(command: Put, rows: Sequence[Payload], tier: Lending, store: PageStore) -> int:
+    """Copies the last pages of a command to ``rows``, which the tier keeps; how many it has now."""
     known = len(command.keys) - len(rows)
     pages = np.frombuffer(command.pages, np.int32)
     store.read(0, pages[known:], rows, is_team=True)
     tier.keep(command.keys[known:], command.parents[known:], rows)
+    return len(command.keys)

@@ -81,10 +81,11 @@ class IndexLog:
         return _HEADER.pack(_MAGIC, _VERSION, self._identity, secrets.token_bytes(8))
 
     def is_replaced(self) -> bool:
-        """Whether the path leads to another file by now: the writer has made a new log."""
+        """Whether the path leads to another file by now, or to none: the writer has made a new log,
+        or the folder is gone. OSError."""
         try:
             return os.lstat(self._path).st_ino != self._inode
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
 
     def new_entries(self) -> Iterator[tuple[list[bytes], list[Place]]]:

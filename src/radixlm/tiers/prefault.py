@@ -6,7 +6,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
+
+import numpy as np
 
 _MADV_POPULATE_WRITE: Final = 23  # of Linux 5.14: changes no byte; elsewhere an error
 _STEP_BYTES: Final = 2 << 20
@@ -38,6 +41,22 @@ def prefault(spans: Spans, free_bytes: int, is_over: Callable[[], bool]) -> int:
                 return done
             done += end - start
     return done
+
+
+def missing_bytes(spans: Spans) -> int:
+    """Of the memory of ``spans``, what the system makes only when it is used; all of it where the
+    system does not tell."""
+    missing = 0
+    for address, size in spans:
+        first = address // mmap.PAGESIZE * mmap.PAGESIZE
+        there = np.zeros(-(-(address + size - first) // mmap.PAGESIZE), np.uint8)
+        with suppress(OSError, AttributeError, TypeError):  # not Linux
+            mincore = ctypes.CDLL(None).mincore
+            mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+            mincore(first, len(there) * mmap.PAGESIZE, there.ctypes.data)
+        num_there = int(np.count_nonzero(there & 1))
+        missing += max(0, size - num_there * mmap.PAGESIZE)
+    return missing
 
 
 def populate(start: int, num_bytes: int) -> bool:

@@ -137,8 +137,9 @@ class SegmentStore:
 
     def forget_lost(self) -> None:
         """Forget all keys if the folder is gone."""
-        if self._log.is_replaced():
-            self.index.clear()
+        with suppress(OSError):
+            if self._log.is_replaced():
+                self.index.clear()
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -204,6 +205,8 @@ class SegmentStore:
 
     def flush(self) -> None:
         """Write the log of what was appended. OSError: it is known to this process only."""
+        if not self.is_writer:
+            return
         entries, self.unlogged = self.unlogged, []
         if entries:
             if self._log.is_replaced():

@@ -266,11 +266,11 @@ class PageWorker:
         command, start_s, tier = task.command, time.perf_counter(), self.tiers[0]
         assert isinstance(command, (Get, Put)) and is_lending(tier)
         if isinstance(command, Put):
-            put_at_once(command, rows, tier, self._pages)
+            count = put_at_once(command, rows, tier, self._pages)
         else:
-            get_at_once(command, rows, partial(self._write, task))
+            count = get_at_once(command, rows, partial(self._write, task))
         task.note(tier.name, len(rows), sum(map(len, rows)), time.perf_counter() - start_s)
-        return task.done(len(command.keys))
+        return task.done(count)
 
     def _is_over(self, task: _Task) -> bool:
         return task.epoch != self._epoch or task.command.job in self._cancelled

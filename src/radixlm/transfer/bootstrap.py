@@ -79,7 +79,7 @@ def ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
         if answer.status != 200:
             raise TransferError(f"{host}:{port}{path}: status {answer.status}: {text:.200}")
         return json.loads(text) if text[:1] in "{[" else text
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RuntimeError) as error:
         raise TransferError(f"{host}:{port}: {error or type(error).__name__}") from error
     finally:
         if timer is not None:

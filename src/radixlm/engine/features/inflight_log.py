@@ -20,7 +20,8 @@ SIZE = 1024
 
 class InflightLog(Feature):
     """Writes the id of a quarantined request before a step that computes it alone, and clears it
-    after. Without a ``path``, or on a full disk, the log lives as long as the process."""
+    after. Without a ``path``, or where it cannot be written, the log lives as long as the process.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._map = mmap.mmap(-1, SIZE) if path is None else _mapped(path)
@@ -54,16 +55,14 @@ class InflightLog(Feature):
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # writes its blocks now: a write to a hole of the file would kill the process on a full disk
-        os.write(descriptor, bytes(SIZE))
-        return mmap.mmap(descriptor, SIZE)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+            # its blocks, now: a write to a hole of the file would kill the process on a full disk
+            file.write(bytes(SIZE))
+            return mmap.mmap(file.fileno(), SIZE)
     except OSError as error:
         log.warning("%s: no log of quarantined requests: %s", path, error.strerror)
         return mmap.mmap(-1, SIZE)
-    finally:
-        os.close(descriptor)
 
 
 def read_inflight_rid(path: Path) -> str | None:

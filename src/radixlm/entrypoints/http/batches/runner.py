@@ -19,7 +19,12 @@ from typing import Any
 import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
-from radixlm.base.private_files import lock_file, make_private_folder, write_private
+from radixlm.base.private_files import (
+    FILE_MODE,
+    lock_file,
+    make_private_folder,
+    write_private,
+)
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
@@ -165,7 +170,7 @@ class Batches:
             with suppress(asyncio.CancelledError):
                 await task
         elif not self._claim(record):
-            self._path(batch_id, "cancel").touch()
+            self._path(batch_id, "cancel").touch(FILE_MODE)
             return record | {"status": "cancelling", "cancelling_at": int(time.time())}
         record = self.record(batch_id)
         if record["status"] in RUNNING:
