@@ -61,6 +61,7 @@ class ChatTemplate:
         self.source = source
         self.stops = stops
         self.adds_special_tokens = adds_special_tokens
+        self._has_functions = self.names_role("function")
         self.content_format: ContentFormat = detect_content_format(self._template)
         facts = source, tool_source, self._special_tokens, adds_special_tokens
         self.identity = json.dumps(facts, default=str, sort_keys=True)  # of what text messages give
@@ -118,7 +119,7 @@ class ChatTemplate:
             raise InvalidRequest("messages must be a list with at least one message", "messages")
         counts: dict[str, int] = {}
         chat = []
-        for index, message in enumerate(with_tool_calls(messages, self.names_role("function"))):
+        for index, message in enumerate(with_tool_calls(messages, self._has_functions)):
             read = _read_message(message, f"messages[{index}]")
             if read["role"] == "developer" and "developer" not in source:
                 read["role"] = "system"  # OpenAI's newer name of the same role
