@@ -48,3 +48,28 @@ def test_only_a_token_that_ended_the_text_is_cut(matched: int | None, text: str)
     state.apply_delta(TokenDelta("r", [97, 98, 33], finish=Finish("stop", matched=matched)))
     output = state.read()
     assert output is not None and output.text == text and output.token_ids == [97, 98, 33]
+
+
+@pytest.mark.parametrize("with_hidden", [True, False])
+def test_experts_of_a_new_engine_come_once(with_hidden: bool) -> None:
+    """Rows of two bytes of a hidden state, where it is wanted, and three of experts."""
+
+    def rows(*numbers: int) -> bytes:
+        return b"".join((b"h%d" % n if with_hidden else b"") + b"e%02d" % n for n in numbers)
+
+    wire = TokenizedRequest(
+        "r", pack_ids([1, 2, 3]), SamplingParams(), return_hidden_states=with_hidden,
+        return_routed_experts=True,
+    )  # fmt: skip
+    state = RequestState(wire, 0, _Letters(), None)  # type: ignore[arg-type]
+    state.row_bytes, state.skip_routed = (2 * with_hidden, 3), 3
+    state.apply_delta(TokenDelta("r", [97], hidden_states=[rows(0, 1), rows(2)]))
+    state.resume_request()
+    state.apply_delta(TokenDelta("r", [98], hidden_states=[rows(0, 1, 2, 3)]))
+    last = TokenDelta("r", [99], finish=Finish("length"), hidden_states=[rows(4)])
+    state.apply_delta(last)
+    output = state.read()
+    assert output is not None and output.routed_experts is not None
+    assert b"".join(output.routed_experts) == b"e01e02e03e04"
+    hidden = b"".join(output.hidden_states or ())
+    assert hidden == (b"h0h1h2h3h4" if with_hidden else b"")

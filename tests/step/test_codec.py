@@ -137,12 +137,19 @@ def test_a_decode_plan_is_small(running: int, most: int) -> None:
     assert sizes[1] <= most and sizes[1] < sizes[0]
 
 
+def test_ranks_compute_all_hidden_states_where_experts_are_wanted() -> None:
+    decodes = DecodeBatch(("a", "b", "c"), np.arange(3), {}, frozenset((0,)), frozenset((0, 2)))
+    data = PlanEncoder().encode(StepPlan(0, Items(decodes, np.arange(3))), NEXT_TOKEN)
+    items = Items.of(PlanDecoder().decode(data).plan.items)
+    assert items.decodes.hidden == {0, 2} and not items.decodes.routed
+
+
 def test_every_field_is_known_here() -> None:
     """Whoever adds a field decides whether other ranks compute with it: ``step/codec.py``."""
     admission = "rid slot sampling prompt_ids output_ids embeds media rope_ids processor adapter"
     assert Admission.__struct_fields__ == (*admission.split(), "adapter_start", "reasoning_bound")
     item = "rid slot start count tokens emit logprobs targets_at targets hidden_states pooling"
-    assert Item.__struct_fields__ == (*item.split(), "page_row")
+    assert Item.__struct_fields__ == (*item.split(), "page_row", "routed_experts")
     plan = "index items admissions releases pages feature_data new_pages copies draft_lens"
     assert StepPlan.__struct_fields__ == tuple(plan.split())
 

@@ -350,3 +350,27 @@ def test_names_of_the_wire_contract_are_all_there() -> None:
         "qwen2-vl",
         "chatml",
     ]
+
+
+OLDER: list[dict[str, Any]] = [
+    {"role": "assistant", "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+    {"role": "function", "name": "f", "content": "3"},
+]
+EACH = "{% for m in messages %}<{{ m.role }}>"
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.arguments.a }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("test", "role"),
+    [
+        ("", "tool"),
+        ('{{ \'{"type": "function"}\' }}', "tool"),
+        ("{% if m.role == 'function' %}{% endif %}", "function"),
+        ("{% if m['role'] in ('tool', 'function') %}{% endif %}", "function"),
+    ],
+)
+def test_results_of_functions_are_those_of_tools_unless_the_template_has_the_role(
+    test: str, role: str
+) -> None:
+    text = ChatTemplate(EACH + CALLS + test + "{{ m.content }}{% endfor %}").render(OLDER)
+    assert f"<{role}>" in text and text.startswith("<assistant>call00001 1")

@@ -99,6 +99,9 @@ class ServeConfig(Group):
     chat_template: Annotated[
         str | None, "Chat template: a built-in name or a file; the tokenizer's when unset."
     ] = None
+    trust_request_chat_template: Annotated[
+        bool, "Requests may bring a chat template of their own (chat_template)."
+    ] = False
     default_chat_template_kwargs: Annotated[
         str | None,
         "JSON object: variables of the chat template that requests may override, such as "

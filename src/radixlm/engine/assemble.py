@@ -148,12 +148,14 @@ def _load_models(
     overrides = invariant_kernels(config, info) | overrides
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
-        experts = ExpertPlaces(config, info, peers.ranks)
+        experts = ExpertPlaces(config.parallel, peers.ranks)
         packed = PackedWeights(config, info, kernels, peers.ranks)
         model, num_bytes = load_model(
             config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
         )
         experts.finish(model)
+        if config.execute.enable_return_routed_experts:
+            experts.tell_requests(model, info)
         # drafts are rank 0's, which alone samples
         draft = None
         if peers.is_first:

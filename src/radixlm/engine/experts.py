@@ -15,7 +15,6 @@ from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.config.parallel import ParallelConfig
-from radixlm.config.server_config import ServerConfig
 from radixlm.distributed import balance
 from radixlm.distributed.balance import Placement
 from radixlm.distributed.groups import Ranks
@@ -80,9 +79,8 @@ class ExpertPlaces:
     """The places of a model's experts on the ranks, and on rank 0 what moves them. ``place`` is
     called while the layers are made, ``finish`` when they are loaded."""
 
-    def __init__(self, config: ServerConfig, info: ModelInfo, ranks: Ranks) -> None:
-        self._config, self._parallel, self._info = config, config.parallel, info
-        self._ranks = ranks
+    def __init__(self, parallel: ParallelConfig, ranks: Ranks) -> None:
+        self._parallel, self._ranks = parallel, ranks
         self._mixtures: list[MoeLayer] = []  # of this stage
         self._over: _OverStages | None = None
         self._placement: Placement | None = None  # of the layers of all stages
@@ -152,8 +150,6 @@ class ExpertPlaces:
     def finish(self, model: Model) -> None:
         """Make the recorder that the options ask for; ConfigError for models that it cannot."""
         parallel = self._parallel
-        if self._config.execute.enable_return_routed_experts:
-            self._tell_routed(mixtures_of(model))
         if not records_experts(parallel):
             return
         mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
@@ -185,18 +181,16 @@ class ExpertPlaces:
             self._check_movable()
             self.recorder.rebalancer = Rebalancer(self.recorder, self._rebalance_options())
 
-    def _tell_routed(self, mixtures: Sequence[MoeLayer]) -> None:
-        """Let requests ask for the experts of their tokens."""
-        places = self._info.expert_layers
+    def tell_requests(self, model: Model, info: ModelInfo) -> None:
+        """Let requests ask for the experts of their tokens; ConfigError if that cannot be."""
+        mixtures, places = mixtures_of(model), info.expert_layers
         if len(mixtures) != len(places) or not mixtures:
             raise ConfigError(
                 "--enable-return-routed-experts: the model has no experts that can be told; leave "
                 "it out"
             )
-        shape = self._info.routed_shape
-        self.routed = (
-            RoutedExperts(mixtures, places, shape) if self._ranks.place.rank == 0 else None
-        )
+        if self._ranks.place.rank == 0:
+            self.routed = RoutedExperts(mixtures, places, info.routed_shape)
 
     def _rebalance_options(self) -> RebalanceOptions:
         parallel = self._parallel

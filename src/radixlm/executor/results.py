@@ -361,7 +361,8 @@ def _row_bytes(step: StepHandle, item: Item, hidden_CD: Tensor, first: int) -> b
         parts.append(hidden_CD.float().cpu().view(torch.uint8))
     if item.routed_experts:
         assert step.routed_TLK is not None, "the step has not kept what its tokens chose"
-        parts.append(step.routed_TLK[first : first + len(hidden_CD)].flatten(1).view(torch.uint8))
+        routed_CN = step.routed_TLK[first : first + len(hidden_CD)].flatten(1)
+        parts.append(routed_CN.cpu().view(torch.uint8))
     return torch.cat(parts, 1).numpy().tobytes()
 
 

@@ -27,9 +27,10 @@ class RoutedExperts:
     def take(self, num_tokens: int) -> Tensor:
         """What the tokens of the last step chose: int32 [T, L, K], 0 in layers without experts and
         where a layer chooses fewer than K."""
-        routed_TLK = torch.zeros(num_tokens, *self._shape, dtype=torch.int32)
-        for place, layer in zip(self._places, self._layers, strict=True):
-            chosen_TK = layer.take_chosen()
+        chosen = [layer.take_chosen() for layer in self._layers]
+        where = next((one.device for one in chosen if one is not None), None)
+        routed_TLK = torch.zeros(num_tokens, *self._shape, dtype=torch.int32, device=where)
+        for place, chosen_TK in zip(self._places, chosen, strict=True):
             if chosen_TK is not None:
                 routed_TLK[:, place, : chosen_TK.shape[1]] = chosen_TK
         return routed_TLK

@@ -4,6 +4,7 @@ llama.cpp and TGI."""
 from __future__ import annotations
 
 DATA_ROUTES = (
+    "/",
     "/generate",
     "/encode",
     "/classify",
@@ -65,6 +66,7 @@ GET_ROUTES = (
 """Paths of GET that any worker can answer."""
 
 DISAGGREGATED = (
+    "/",
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",

@@ -22,6 +22,7 @@ DURATION_S = (
 AGES_S = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
 MAX_MODELS = 200  # clients choose the names; those after are "other"
 _ENDPOINTS = {
+    "/": "generate",  # of Text Generation Inference
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/rerank": "rerank",

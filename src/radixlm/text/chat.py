@@ -6,6 +6,7 @@ else the built-in format that matches the folder's name.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,8 @@ _MEDIA = {
     "input_audio": "audio",
 }
 _TEXT_TYPES = ("text", "input_text", "output_text")
+# a test for the role: the word alone stands in what is written about tools
+_FUNCTION_ROLE = re.compile(r"""role["'\]]*\s*(?:==|in\b)[^%}]{0,80}["']function["']""")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -61,6 +64,7 @@ class ChatTemplate:
         self.source = source
         self.stops = stops
         self.adds_special_tokens = adds_special_tokens
+        self._has_functions = bool(_FUNCTION_ROLE.search(source + (tool_source or "")))
         self.content_format: ContentFormat = detect_content_format(self._template)
         facts = source, tool_source, self._special_tokens, adds_special_tokens
         self.identity = json.dumps(facts, default=str, sort_keys=True)  # of what text messages give
@@ -118,7 +122,7 @@ class ChatTemplate:
             raise InvalidRequest("messages must be a list with at least one message", "messages")
         counts: dict[str, int] = {}
         chat = []
-        for index, message in enumerate(with_tool_calls(messages, self.names_role("function"))):
+        for index, message in enumerate(with_tool_calls(messages, self._has_functions)):
             read = _read_message(message, f"messages[{index}]")
             if read["role"] == "developer" and "developer" not in source:
                 read["role"] = "system"  # OpenAI's newer name of the same role

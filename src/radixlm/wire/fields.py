@@ -261,7 +261,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("chat", "this server answers with text only", "audio"),
     *_unsupported("chat", "this server does not search the web", "web_search_options"),
     *_unsupported("chat responses", "this server does not moderate", "moderation"),
-    *_unsupported("chat", "templates are the operator's (--chat-template)", "chat_template"),
     *_unsupported("responses", "not supported: send the input itself", "prompt image"),
     *_unsupported("responses", "this server does not edit conversations", "context_management"),
     *_unsupported("messages", "this server runs no tools itself", "container"),

@@ -479,3 +479,23 @@ async def test_a_prediction_is_a_text(
 ) -> None:
     got = await server.post(CHAT, messages=user("hi"), prediction=prediction)
     assert got.status_code == 400 and got.json()["error"]["param"] == param
+
+
+async def test_templates_of_clients_are_for_operators_to_allow(
+    server: ScriptedServer, toy_folder: Path
+) -> None:
+    source = "{% for m in messages %}[{{ m.content }}{{ mark }}]{% endfor %}"
+    body: dict[str, Any] = {"messages": user("hi"), "chat_template": source}
+    body["chat_template_kwargs"] = {"mark": "!"}
+    for path in (CHAT, "/tokenize"):
+        refused = await server.post(path, **body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "chat_template"
+    async with scripted_server(toy_folder, {}, trust_request_chat_template=True) as made:
+        ids = (await made.post("/tokenize", **body)).json()["tokens"]
+        assert made.tokenizer.decode(ids, False) == "[hi!]"
+        answer = await made.post(CHAT, **body, return_prompt_token_ids=True, max_tokens=1)
+        assert answer.json()["choices"][0]["prompt_token_ids"] == ids
+        for bad in ("{% for", "{{ ''.__class__ }}", "{% for i in range(10**9) %}{% endfor %}"):
+            answer = await made.post(CHAT, messages=user("hi"), chat_template=bad)
+            assert answer.status_code == 400, answer.text

@@ -100,8 +100,20 @@ async def test_base64_has_the_numbers_that_are_asked_for(pooled: ScriptedServer)
                 (await pooled.post(path, **body, **fields)).json()["data"][0][name]
             )
             assert np.frombuffer(raw, kind).tolist() == np.asarray(wanted, kind).tolist()
-    refused = await pooled.post("/v1/embeddings", **body, embed_dtype="fp8_e4m3")
+    refused = await pooled.post("/v1/embeddings", **body, embed_dtype="fp4")
     assert refused.json()["error"]["param"] == "embed_dtype"
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+def test_eight_bits_are_rounded_as_by_torch(name: Any) -> None:
+    kind = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[name]
+    exact = torch.arange(128, dtype=torch.uint8).view(kind).float()
+    exact = exact[exact.isfinite()]
+    values = torch.cat((exact, (exact[1:] + exact[:-1]) / 2, torch.linspace(-2, 2, 4099),
+                        torch.tensor([1e9, 463.0, 465.0, 61439.0, 61441.0, 1e-9])))  # fmt: skip
+    for one in (values, -values):
+        raw = base64.b64decode(packed(one.tolist(), name, "big"))
+        assert np.frombuffer(raw, np.uint8).tolist() == one.to(kind).view(torch.uint8).tolist()
 
 
 async def test_bytes_are_the_numbers_and_the_header_tells_their_places(

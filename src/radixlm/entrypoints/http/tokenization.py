@@ -103,6 +103,7 @@ async def render(state: ServerState, messages: list[dict[str, Any]], **options: 
             param="messages",
         )
     template = state.require_template()
+    check_template(state, options.get("chat_template"))
     options["template_kwargs"] = {
         **state.template_defaults,
         **(options.get("template_kwargs") or {}),
@@ -110,6 +111,13 @@ async def render(state: ServerState, messages: list[dict[str, Any]], **options: 
     size = sum(MESSAGE_BYTES + _content_bytes(message.get("content")) for message in messages)
     size = max(size, body_size())  # of tools and variables too
     return await off_loop(size, lambda: template.render(messages, **options))
+
+
+def check_template(state: ServerState, source: str | None) -> None:
+    """InvalidRequest for a template of a client, unless the operator allows them."""
+    if source is not None and not state.config.serve.trust_request_chat_template:
+        message = "chat_template: templates are the operator's (--trust-request-chat-template)"
+        raise InvalidRequest(message, "chat_template")
 
 
 def _content_bytes(content: Any) -> int:
@@ -185,9 +193,7 @@ async def tokenize(request: Request) -> Response:
         args.prompt, args.add_special_tokens = args.content, args.add_special
     if (args.prompt is None) == (args.messages is None):
         raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
-    if args.chat_template is not None:
-        message = "chat_template: templates are the operator's (--chat-template)"
-        raise InvalidRequest(message, "chat_template")
+    check_template(state, args.chat_template)
     if args.messages is not None:
         template = state.require_template()
         names = ("messages", "chat_template_kwargs", "reasoning_effort")
@@ -198,6 +204,7 @@ async def tokenize(request: Request) -> Response:
             tools=None if args.tool_choice == "none" else args.tools,
             add_generation_prompt=args.add_generation_prompt,
             continue_final_message=args.continue_final_message,
+            chat_template=args.chat_template,
             template_kwargs=template_variables(state, chat),
         )
         adds = template.adds_special_tokens

@@ -326,6 +326,7 @@ async def rendered(
         documents=body.documents,
         add_generation_prompt=adds is not False,
         continue_final_message=is_continued,
+        chat_template=body.chat_template,
         template_kwargs=variables,
     )
 

@@ -110,6 +110,7 @@ class ChatRequest(Generation):
     stream_reasoning: bool | None = True
     enable_thinking: bool | None = None
     thinking: bool | dict[str, Any] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Objects | None = None
     add_generation_prompt: bool | None = None

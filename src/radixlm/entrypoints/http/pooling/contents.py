@@ -90,8 +90,7 @@ def prompt_of(state: ServerState, content: Content) -> Prompt:
 
 
 def listed(state: ServerState, value: Any, where: str) -> list[Content]:
-    """The documents of a list, or of vLLM's one object, each of whose parts is one."""
-    if isinstance(value, Document) and value.content is not None:
-        value, where = [[part] for part in value.content], f"{where}.content"
-    values = value if isinstance(value, list) else [value]
-    return [content_of(state, one, f"{where}[{index}]") for index, one in enumerate(values)]
+    """The documents of a list, or the only one."""
+    if not isinstance(value, list):
+        return [content_of(state, value, where)]
+    return [content_of(state, one, f"{where}[{index}]") for index, one in enumerate(value)]

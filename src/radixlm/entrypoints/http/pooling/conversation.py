@@ -9,7 +9,7 @@ from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openai.thinking import template_variables
 from radixlm.entrypoints.http.pooling.pool import MultimodalPrompt, Prompt
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.http.tokenization import encode
+from radixlm.entrypoints.http.tokenization import check_template, encode
 from radixlm.entrypoints.media import sources_of, with_options
 from radixlm.entrypoints.request_model import Body, Objects, make
 
@@ -27,13 +27,11 @@ class Conversation(Body):
     mm_processor_kwargs: dict[str, Any] | None = None
 
 
-def check_input(body: Conversation, value: Any) -> None:
+def check_input(state: ServerState, body: Conversation, value: Any) -> None:
     """InvalidRequest unless one of ``value``, the field ``input``, and ``messages`` is given."""
     if (value is None) == (body.messages is None):
         raise InvalidRequest("exactly one of input and messages must be given", "input")
-    if body.chat_template is not None:
-        message = "chat_template: templates are the operator's (--chat-template)"
-        raise InvalidRequest(message, "chat_template")
+    check_template(state, body.chat_template)
     if value is None:
         return
     for name, field in Conversation.model_fields.items():
@@ -44,7 +42,7 @@ def check_input(body: Conversation, value: Any) -> None:
 
 async def prompt_of(state: ServerState, body: Conversation, truncates: bool) -> Prompt:
     """The prompt of ``body.messages``. ``truncates``: it may be longer than the context."""
-    names = Conversation.model_fields.keys() - {"chat_template"}
+    names = Conversation.model_fields.keys()
     chat = make(ChatRequest, {name: getattr(body, name) for name in names})
     check_messages(chat.messages, state.template)
     sources = tuple(with_options(sources_of(chat.messages, state.media), body.mm_processor_kwargs))

@@ -187,7 +187,7 @@ async def _pool(
     state: ServerState, body: Pooled, value: Any, prompt_name: str | None = None
 ) -> list[PoolingResult]:
     """What comes of ``value``, the field ``input``, or of ``messages``."""
-    check_input(body, value)
+    check_input(state, body, value)
     adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority
     limit = checked_limit(state, body.truncate_prompt_tokens)
     if value is None:
