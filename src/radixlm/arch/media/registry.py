@@ -11,8 +11,17 @@ from radixlm.base.lazy import load
 # architecture of config.json -> its record. PLAIN: the features of its Hugging Face encoder replace
 # the embeddings of placeholder tokens, and nothing else is special.
 PLAIN = MultimodalSpec()
+_GRANITE_SPEECH = MultimodalSpec(
+    text="media.composite:unscaled_logits",
+    audio_processor="granite",
+    instruction="can you transcribe the speech into a written format?",
+    reader="embedding_multiplier",
+)
 MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "AriaForConditionalGeneration": PLAIN,
+    "AudioFlamingo3ForConditionalGeneration": MultimodalSpec(
+        audio_processor="single", instruction="Transcribe the input speech."
+    ),
     "AyaVisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
     "Blip2ForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
     "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
@@ -59,12 +68,8 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "GraniteDoclingForConditionalGeneration": MultimodalSpec(
         reader="embedding_multiplier", embed_scale=12.0
     ),
-    "GraniteSpeechForConditionalGeneration": MultimodalSpec(
-        text="media.composite:unscaled_logits",
-        audio_processor="granite",
-        instruction="can you transcribe the speech into a written format?",
-        reader="embedding_multiplier",
-    ),
+    "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
+    "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
     "Idefics2ForConditionalGeneration": PLAIN,
@@ -174,6 +179,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         layout="qwen:ASR", audio_processor="single", transcriber="tagged"
     ),
     "Qwen3OmniMoeForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": MultimodalSpec(video="none"),
     "Qwen3VLForConditionalGeneration": PLAIN,
     "Qwen3VLMoeForConditionalGeneration": PLAIN,
     "Qwen4ExpForConditionalGeneration": MultimodalSpec(
