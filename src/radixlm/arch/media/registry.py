@@ -11,6 +11,8 @@ from radixlm.base.lazy import load
 # architecture of config.json -> its record. PLAIN: the features of its Hugging Face encoder replace
 # the embeddings of placeholder tokens, and nothing else is special.
 PLAIN = MultimodalSpec()
+_OWN_HEAD = "media.composite:own_head"
+_BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
 _GRANITE_SPEECH = MultimodalSpec(
     text="media.composite:unscaled_logits",
     audio_processor="granite",
@@ -20,10 +22,12 @@ _GRANITE_SPEECH = MultimodalSpec(
 MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "AriaForConditionalGeneration": PLAIN,
     "AudioFlamingo3ForConditionalGeneration": MultimodalSpec(
-        audio_processor="single", instruction="Transcribe the input speech."
+        text=_OWN_HEAD,
+        audio_processor="single",
+        instruction="Transcribe the input speech.",
     ),
     "AyaVisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
-    "Blip2ForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "Blip2ForConditionalGeneration": _BLIP,
     "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
     "CLIPModel": MultimodalSpec(text="bert:clip", encoder="embedding", reader="nothing"),
     "Cohere2VisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
@@ -75,7 +79,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
-    "InstructBlipForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
@@ -171,7 +175,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Qwen2_5OmniForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
     "Qwen2_5OmniModel": MultimodalSpec(video="none", layout="qwen:OMNI"),
     "Qwen2_5OmniThinkerForConditionalGeneration": MultimodalSpec(video="none"),
-    "Qwen2AudioForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
+    "Qwen2AudioForConditionalGeneration": MultimodalSpec(text=_OWN_HEAD, encoder="class_forward"),
     "Qwen2VLForConditionalGeneration": PLAIN,
     "Qwen3_5ForConditionalGeneration": PLAIN,
     "Qwen3_5MoeForConditionalGeneration": PLAIN,
@@ -198,7 +202,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "VipLlavaForConditionalGeneration": PLAIN,
     "VoxtralForConditionalGeneration": MultimodalSpec(
-        audio_processor="voxtral", transcriber="marked"
+        text=_OWN_HEAD, audio_processor="voxtral", transcriber="marked"
     ),
     "WhisperForConditionalGeneration": MultimodalSpec(
         text="whisper:whisper",
