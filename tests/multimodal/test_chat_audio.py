@@ -30,6 +30,10 @@ ASKED = {
         "<user>{}Transcribe the audio into text.\n<assistant>",
         "<user>{}Transcribe the audio into text. It is in German.\n<assistant>",
     ),
+    "audio_flamingo": (
+        "<user>{}Transcribe the input speech.\n<assistant>",
+        "<user>{}Transcribe the input speech. It is in German.\n<assistant>",
+    ),
     "glmasr": (
         "<user>{}Please transcribe this audio into text\n<assistant>",
         "<user>{}Please transcribe this audio into text It is in German.\n<assistant>",

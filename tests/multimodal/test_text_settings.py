@@ -16,6 +16,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
 from tests.multimodal.tiny import Tiny, save
+from tests.multimodal.tiny_audio import audio_flamingo, qwen2_audio, voxtral
 from tests.multimodal.tiny_more import paddleocr_vl
 from tests.multimodal.tiny_newer import cosmos3_edge, hyperclovax_vision_v2
 from tests.multimodal.tiny_vision import molmo2
@@ -26,6 +27,9 @@ CASES: list[tuple[Callable[[], Tiny], dict[str, Any], dict[str, Any]]] = [
     (cosmos3_edge, {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
     (paddleocr_vl, {}, {"use_bias": True}),
     (hyperclovax_vision_v2, {"tie_word_embeddings": False}, {}),
+    (qwen2_audio, {}, {"tie_word_embeddings": True}),
+    (voxtral, {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
+    (audio_flamingo, {}, {"tie_word_embeddings": True}),
 ]
 
 

@@ -353,8 +353,9 @@ def save(tiny: Tiny, folder: Path) -> Any:
     """Write the checkpoint with random weights; returns its Hugging Face model."""
     torch.manual_seed(0)
     auto = tf.AutoModelForImageTextToText
-    if type(tiny.config) not in auto._model_mapping:
-        auto = tf.AutoModelForMultimodalLM
+    for other in (tf.AutoModelForMultimodalLM, tf.AutoModelForSeq2SeqLM):
+        if type(tiny.config) not in auto._model_mapping:
+            auto = other
     model = auto.from_config(tiny.config).float().eval()
     with torch.no_grad():
         for weight in model.parameters():

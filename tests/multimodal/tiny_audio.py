@@ -102,6 +102,15 @@ def glmasr() -> Tiny:
     return Tiny(config, tf.GlmAsrProcessor(_feature_extractor(), tok), "<|pad|>")
 
 
+def audio_flamingo() -> Tiny:
+    tok = tokenizer("<sound>")
+    config = tf.AudioFlamingo3Config(
+        audio_config={**ENCODER, "intermediate_size": 48, "max_source_positions": 100},
+        text_config=text("qwen2"), audio_token_id=257,
+    )  # fmt: skip
+    return Tiny(config, tf.AudioFlamingo3Processor(_feature_extractor(), tok), "<sound>")
+
+
 CHUNKED = {
     "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
     "d_model": 32, "downsample_hidden_size": 8, "output_dim": 64, "n_window_infer": 200,
@@ -121,7 +130,7 @@ def qwen3_asr() -> Tiny:
     return Tiny(config, whole, "<|audio_start|><|audio_pad|><|audio_end|>")
 
 
-def qwen3_omni() -> Tiny:
+def qwen3_omni(is_whole: bool = True) -> Tiny:
     tok, ids = _omni_tokens()
     rope = {"rope_theta": 10000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
     encoder = {
@@ -137,12 +146,18 @@ def qwen3_omni() -> Tiny:
         "audio_config": {**CHUNKED, "n_window": 50}, "vision_config": encoder, "text_config": held,
         **named, **{name: ids[name] for name in ids if name.endswith("_id")},
     }  # fmt: skip
-    config = tf.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
+    config = tf.Qwen3OmniMoeThinkerConfig(**thinker)
+    if is_whole:
+        config = tf.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
     whole = processor(
         tf.Qwen3OmniMoeProcessor, image_processor=_omni_eyes(), video_processor=NoVideos(),
         feature_extractor=_feature_extractor(), tokenizer=tok,
     )  # fmt: skip
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+
+
+def qwen3_omni_thinker() -> Tiny:
+    return qwen3_omni(is_whole=False)
 
 
 class GraniteParts:
@@ -173,7 +188,7 @@ class GraniteParts:
         return logs[: len(logs) // 2 * 2].reshape(1, -1, 16)
 
 
-def granite_speech() -> Tiny:
+def granite_speech(plus: bool = False) -> Tiny:
     tok = tokenizer("<|audio|>")
     held = text(
         "granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
@@ -188,11 +203,18 @@ def granite_speech() -> Tiny:
         "num_attention_heads": 2, "intermediate_size": 48, "encoder_hidden_size": 32,
         "cross_attention_frequency": 1,
     }  # fmt: skip
-    config = tf.GraniteSpeechConfig(
+    if plus:  # the projector reads the inputs of the first layer beside the last outputs
+        audio["cat_hidden_layers"], joins["encoder_hidden_size"] = [0], 64
+    kind = tf.GraniteSpeechPlusConfig if plus else tf.GraniteSpeechConfig
+    config = kind(
         text_config=held, encoder_config=audio, projector_config=joins, audio_token_index=257,
         has_lora_adapter=False,
     )  # fmt: skip
     return Tiny(config, GraniteParts(tok), "<|audio|>")
+
+
+def granite_speech_plus() -> Tiny:
+    return granite_speech(plus=True)
 
 
 class NemotronParts:
@@ -288,9 +310,12 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         gemma3n,
         voxtral,
         glmasr,
+        audio_flamingo,
         qwen3_asr,
         qwen3_omni,
+        qwen3_omni_thinker,
         granite_speech,
+        granite_speech_plus,
         nemotron_omni,
         gemma4_sounds,
     )
@@ -378,9 +403,11 @@ def _nemotron_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, tor
 _INPUTS = {
     "nemotron_h_omni": _nemotron_inputs,
     "voxtral": _voxtral_inputs,
+    "audioflamingo3": _apart,
     "glmasr": _apart,
     "qwen3_asr": _apart,
     "granite_speech": _granite_inputs,
+    "granite_speech_plus": _granite_inputs,
 }
 
 

@@ -179,6 +179,14 @@ def test_experts(name: str, tmp_path: Path) -> None:
             assert formats == {fmt or f"w4a8-{LAYOUTS[name].group}"}
 
 
+def test_stacked_experts_may_stay_floats(tmp_path: Path) -> None:
+    source = cached_tiny("GptOssForCausalLM", head_dim=32)
+    narrow, wide = write_integers(source, tmp_path, LAYOUTS["gptq-4-sym"], (*KEPT, "mlp."))
+    want = PagedRunner(load_model(wide)).prefill(IDS)[0]
+    error = (PagedRunner(load(narrow)).prefill(IDS)[0] - want).pow(2).mean(1).sqrt().median()
+    assert float(error) < 0.1 * float(want.std())
+
+
 def test_a_layer_with_one_part_in_floats_is_floats(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

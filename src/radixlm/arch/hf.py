@@ -22,7 +22,14 @@ from radixlm.arch.media.config_json import (
 )
 from radixlm.arch.media.registry import text_model_type
 from radixlm.arch.media.text_models import as_text_model
-from radixlm.arch.registry import ARCHITECTURES, EAGLE3_HEADS, convert_config, find, predicted
+from radixlm.arch.registry import (
+    ARCHITECTURES,
+    BORROWED_CLASSES,
+    EAGLE3_HEADS,
+    convert_config,
+    find,
+    predicted,
+)
 from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
@@ -178,6 +185,8 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise CheckpointError(f"{source}: 'architectures' must be a list of names")
     known = next((one for one in listed if one in ARCHITECTURES), None)
+    if model_type in BORROWED_CLASSES:
+        return BORROWED_CLASSES[model_type], model_type
     if known in EAGLE3_HEADS and "draft_vocab_size" in raw:
         return EAGLE3_HEADS[known], model_type
     if known:

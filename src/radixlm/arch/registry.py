@@ -196,6 +196,8 @@ ARCHITECTURES: dict[str, str] = {
     "QWenLMHeadModel": "custom:qwen1",
     "RecurrentGemmaForCausalLM": "linear:recurrent_gemma",
     "RwkvForCausalLM": "rwkv:rwkv",
+    "SarvamMLAForCausalLM": "sarvam:sarvam_mla",
+    "SarvamMoEForCausalLM": "sarvam:sarvam_moe",
     "SeedOssForCausalLM": "llama:seed_oss",
     "SmolLM3ForCausalLM": "llama:smollm3",
     "SolarForCausalLM": "published:solar",
@@ -351,6 +353,11 @@ MTP_LAYERS: dict[str, str] = {
     "Step3p7ForConditionalGeneration": "drafts:step",
 }
 
+# Model types for which transformers has a config and runs the class of another model.
+BORROWED_CLASSES: dict[str, str] = {
+    "sarvam_mla": "SarvamMLAForCausalLM",
+    "sarvam_moe": "SarvamMoEForCausalLM",
+}
 # model_type -> the function that gives a published config.json the keys of its Hugging Face class.
 CONFIG_CONVERTERS: dict[str, str] = {
     "axk2": "mla:axk2_config",
@@ -373,6 +380,8 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "nemotron_h": "hybrid:nemotron_h_config",
     "paddleocr_vl_text": "ernie:paddleocr_config",
     "rwkv": "rwkv:rwkv_config",
+    "sarvam_mla": "sarvam:sarvam_config",
+    "sarvam_moe": "sarvam:sarvam_config",
     "step3p5": "step:step_config",
     "step3p7": "step:step_config",
     "zamba2": "zamba:zamba2_config",

@@ -53,6 +53,8 @@ class IntegerSource(PartsSource):
         log.info("%s: %s", self._quant.method, counts or "no integers")
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
+        if name not in self._parts:
+            return self.inner.read_quantized(name)
         quantizes_inputs = self._quant.quantizes_inputs and not self._is_packed(name)
         return self.weight(name).to_quantized(quantizes_inputs)
 

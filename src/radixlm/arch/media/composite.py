@@ -70,6 +70,13 @@ def cohere_compass(c: Config) -> Decoder:
     return composite(c.replace(rope_parameters=ropes))
 
 
+def own_head(c: Config) -> Decoder:
+    """The head is the checkpoint's own where it has one: the class ties none, or not by the key
+    that says so elsewhere."""
+    decoder = composite(c)
+    return untied(decoder) if decoder.tied else decoder
+
+
 def unscaled_logits(c: Config) -> Decoder:
     """The class leaves out the text model's scale of the logits."""
     return replace(composite(c), logit_scale=1.0)

@@ -11,10 +11,23 @@ from radixlm.base.lazy import load
 # architecture of config.json -> its record. PLAIN: the features of its Hugging Face encoder replace
 # the embeddings of placeholder tokens, and nothing else is special.
 PLAIN = MultimodalSpec()
+_OWN_HEAD = "media.composite:own_head"
+_BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
+_GRANITE_SPEECH = MultimodalSpec(
+    text="media.composite:unscaled_logits",
+    audio_processor="granite",
+    instruction="can you transcribe the speech into a written format?",
+    reader="embedding_multiplier",
+)
 MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "AriaForConditionalGeneration": PLAIN,
+    "AudioFlamingo3ForConditionalGeneration": MultimodalSpec(
+        text=_OWN_HEAD,
+        audio_processor="single",
+        instruction="Transcribe the input speech.",
+    ),
     "AyaVisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
-    "Blip2ForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "Blip2ForConditionalGeneration": _BLIP,
     "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
     "CLIPModel": MultimodalSpec(text="bert:clip", encoder="embedding", reader="nothing"),
     "Cohere2VisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
@@ -59,18 +72,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "GraniteDoclingForConditionalGeneration": MultimodalSpec(
         reader="embedding_multiplier", embed_scale=12.0
     ),
-    "GraniteSpeechForConditionalGeneration": MultimodalSpec(
-        text="media.composite:unscaled_logits",
-        audio_processor="granite",
-        instruction="can you transcribe the speech into a written format?",
-        reader="embedding_multiplier",
-    ),
+    "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
+    "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
-    "InstructBlipForConditionalGeneration": MultimodalSpec(single_image=True, image_first=True),
+    "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
@@ -166,7 +175,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Qwen2_5OmniForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
     "Qwen2_5OmniModel": MultimodalSpec(video="none", layout="qwen:OMNI"),
     "Qwen2_5OmniThinkerForConditionalGeneration": MultimodalSpec(video="none"),
-    "Qwen2AudioForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
+    "Qwen2AudioForConditionalGeneration": MultimodalSpec(text=_OWN_HEAD, encoder="class_forward"),
     "Qwen2VLForConditionalGeneration": PLAIN,
     "Qwen3_5ForConditionalGeneration": PLAIN,
     "Qwen3_5MoeForConditionalGeneration": PLAIN,
@@ -174,6 +183,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         layout="qwen:ASR", audio_processor="single", transcriber="tagged"
     ),
     "Qwen3OmniMoeForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": MultimodalSpec(video="none"),
     "Qwen3VLForConditionalGeneration": PLAIN,
     "Qwen3VLMoeForConditionalGeneration": PLAIN,
     "Qwen4ExpForConditionalGeneration": MultimodalSpec(
@@ -192,7 +202,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "VipLlavaForConditionalGeneration": PLAIN,
     "VoxtralForConditionalGeneration": MultimodalSpec(
-        audio_processor="voxtral", transcriber="marked"
+        text=_OWN_HEAD, audio_processor="voxtral", transcriber="marked"
     ),
     "WhisperForConditionalGeneration": MultimodalSpec(
         text="whisper:whisper",

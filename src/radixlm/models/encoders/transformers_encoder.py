@@ -43,7 +43,10 @@ _LISTS = ("num_local_patches", "patches_grid")  # inputs that an encoder takes a
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 # weights of the language model
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head|embed_tokens)\.")
-_AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
+_AUTO = (
+    *("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM"),
+    "AutoModelForSeq2SeqLM",  # where Audio Flamingo is listed
+)
 
 
 class TransformersEncoder:
