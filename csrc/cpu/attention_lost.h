@@ -81,7 +81,7 @@ static void clear_lanes(uint32_t tokens, void* rows, int64_t bytes) {
 }
 
 // The same where rows are pairs of tokens: [channels / 16][256], of a tile 8 pairs of 16 channels.
-static void clear_pairs(uint32_t tokens, uint32_t* pairs, int channels) {
+inline void clear_pairs(uint32_t tokens, uint32_t* pairs, int channels) {
     each_lane(tokens, [&](int lane) {
         uint16_t* x = (uint16_t*)(pairs + lane / 2 * 16) + lane % 2;
         for (int c = 0; c < channels; c++) x[(c / 16 * 256 + c % 16) * 2] = 0;
