@@ -222,12 +222,11 @@ void Bf16Block<Products>::open(StagedBlock& to, int block0) {
 
 template <class Products>
 void Bf16Block<Products>::drop_lost(const StagedBlock& b) const {
-    for (int i = 0; i < TILES; i++)
-        each_lane(of_tile(b.lost, i), [&](int lane) {
-            uint16_t* v = (uint16_t*)(b.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + lane / 2 * 16);
-            for (int c = 0; c < s.v_pad; c++) v[(c / 16 * 256 + c % 16) * 2 + lane % 2] = 0;
-            if (a.cache.dtype == DT_I8) b.v_scale[i * TILE + lane] = 0.0f;
-        });
+    for (int i = 0; i < TILES; i++) {
+        const uint32_t lost = of_tile(b.lost, i);
+        clear_pairs(lost, b.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128, s.v_pad);
+        if (a.cache.dtype == DT_I8) each_lane(lost, [&](int lane) { b.v_scale[i * TILE + lane] = 0.0f; });
+    }
 }
 // Few rows read V in the cache: a copy without what is lost.
 template <class Products>

@@ -40,7 +40,8 @@ struct BlockWeights {
     float step;
 
     RADIX_INLINE void make(const vf (&x)[TILES], float most) {
-        start = -8 * store_halves(x, inverse_step(MOST_16, most), (int8_t*)high, (int8_t*)low);
+        const int32_t sum = store_halves(x, inverse_step(MOST_16, most), (int8_t*)high, (int8_t*)low);
+        start = int(-8u * uint32_t(sum));
         step = most * (1.0f / MOST_16);
     }
 };
@@ -239,15 +240,17 @@ void Int4Block::open(int block0) {
     const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
               start = rows.lo > block0 ? rows.lo : block0;
     first = (start - block0) / TILE, last = (end - 1 - block0) / TILE;
+    Tile later[TILES];
     for (int i = 0; i < TILES; i++) {
         // scores of absent tiles are masked
         tiles[i] = tile_at(a.cache, pages, kv_head, block0 / TILE + std::clamp(i, first, last));
+        later[i] = next_tiles.of(block0 / TILE + i);
     }
     next.clear();
-    for (int i = 0; i < TILES; i++)
-        if (const Tile t = next_tiles.of(block0 / TILE + i); t.v) next.add(t.k, tile_bytes(a.cache, s.k_dim));
-    for (int i = 0; i < TILES; i++)
-        if (const Tile t = next_tiles.of(block0 / TILE + i); t.v) next.add(t.v, tile_bytes(a.cache, s.v_dim));
+    for (const Tile& t : later)
+        if (t.v) next.add(t.k, tile_bytes(a.cache, s.k_dim));
+    for (const Tile& t : later)
+        if (t.v) next.add(t.v, tile_bytes(a.cache, s.v_dim));
     scales.make(tiles, v_groups);
 }
 

@@ -28,6 +28,10 @@ static uint32_t lost_rows_of(const Cache& c, const Tile& t, int dim) {
         case DT_F16: return lost_rows<DT_F16>(t.v, v_width(c), dim);
         case DT_E4M3: return lost_rows<DT_E4M3>(t.v, v_width(c), dim);
         case DT_E5M2: return lost_rows<DT_E5M2>(t.v, v_width(c), dim);
+        case DT_I4:
+            for (int i = 0; i < groups_of(dim) * TILE; i++)
+                lost |= uint32_t(!std::isfinite(bf16_to_float(t.v_groups[i]))) << i % TILE;
+            return lost;
         case DT_I8:
             for (int i = 0; i < TILE; i++) lost |= uint32_t(!std::isfinite(t.v_scale[i])) << i;
     }
@@ -74,6 +78,14 @@ static void each_lane(uint32_t tokens, F&& f) {
 // Rows of V of `bytes` each become zeros.
 static void clear_lanes(uint32_t tokens, void* rows, int64_t bytes) {
     each_lane(tokens, [&](int lane) { std::memset((char*)rows + lane * bytes, 0, size_t(bytes)); });
+}
+
+// The same where rows are pairs of tokens: [channels / 16][256], of a tile 8 pairs of 16 channels.
+inline void clear_pairs(uint32_t tokens, uint32_t* pairs, int channels) {
+    each_lane(tokens, [&](int lane) {
+        uint16_t* x = (uint16_t*)(pairs + lane / 2 * 16) + lane % 2;
+        for (int c = 0; c < channels; c++) x[(c / 16 * 256 + c % 16) * 2] = 0;
+    });
 }
 
 }  // namespace RADIX_ISA

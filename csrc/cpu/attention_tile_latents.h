@@ -3,6 +3,7 @@
 // heads gives scores by token, which are transposed. Values are rearranged into pairs of
 // tokens in strips of channels that stay in first-level cache while all rows read them.
 #pragma once
+#include "attention_lost.h"
 #include "attention_tile_parts.h"
 
 namespace radix {
@@ -63,6 +64,7 @@ class LatentTiles : TileSoftmax {
     };
     Tokens tokens[TILES];
     int64_t stride;  // numbers from one row to the next
+    uint64_t lost;   // tokens whose values are zeros instead (attention_lost.h)
 
     static int padded(int k_dim) { return (k_dim + PAIRS - 1) / PAIRS * PAIRS; }
     int rows_of(int g) const { return rows.count - g * 16 < 16 ? rows.count - g * 16 : 16; }
@@ -142,6 +144,9 @@ inline void LatentTiles::open(int block0, int first_tile, int last_tile) {
     }
     for (int i = 0; i < TILES; i++)
         if (!tokens[i].row) tokens[i].row = any;  // its scores are masked
+    lost = lost_tokens(a, s, rows, pages, kv_head, block0);
+    for (int i = 0; c.dtype == DT_I8 && i < TILES; i++)
+        each_lane(of_tile(lost, i), [&](int lane) { scale[BLOCK + i * TILE + lane] = 0.0f; });
 }
 
 // Prefetch lines of the next block during the multiplications that read as many of this one.
@@ -199,6 +204,7 @@ inline void LatentTiles::stage_values(int at) {
             pair_v<DT_BF16>(tokens[i].row + at, int(stride), width, tokens[i].count, to, 256, Ahead{});
         else
             for (int j = 0; j * 16 < width; j++) std::memset(to + j * 256, 0, 512);
+        clear_pairs(of_tile(lost, i), to, width);
     }
 }
 
@@ -247,6 +253,8 @@ inline void LatentTiles::run_block(int block0) {
         asks = false;
         online_softmax(g * 16, rows_of(g), block0, p + int64_t(g) * 16 * BLOCK,
                        weights + int64_t(g) * 16 * BLOCK, [](int, int) {});
+        for (int r = g * 16; lost && r < g * 16 + rows_of(g); r++)
+            rows.now[int64_t(r) * s.state + s.v_pad] += loss_of(a, s, rows, r, block0, lost);
     }
     for (int at = 0; at < s.v_pad; at += STRIP) {
         stage_values(at);

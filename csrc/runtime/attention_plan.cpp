@@ -136,8 +136,8 @@ void AttnPlan::add_short(const AttnArgs& a, int s, int first, int from, int memb
     const int s0 = std::max(first, from * ATTN_BLOCK) / SPLIT, s1 = (a.kv_len[s] + SPLIT - 1) / SPLIT;
     const int joined = q * group <= JOINED_ROWS ? cut.heads : 1;
     int pieces = std::min(s1 - s0, cut.pieces);
-    if (s1 - s0 > LONG_SPLITS && q * group <= 16 && joined == 1)
-        pieces = std::max(pieces, (s1 - s0) / piece_splits(a.cache));
+    if (s1 - s0 > LONG_SPLITS && q * group <= 16)
+        pieces = std::max(pieces, (s1 - s0) / (joined > 1 ? LONG_SPLITS : piece_splits(a.cache)));
     auto add = [&](AttnTask t) {
         t.heads = std::min(joined, heads - t.kv_head);
         short_tasks.push_back(t);

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from radixlm.kernels.cpu import cache as paged
 from radixlm.kernels.cpu.attention import PagedAttention
@@ -44,6 +45,14 @@ def rounded_key(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != kv.INT4:
         return rounded(x, dtype)
     return kv.rotate_back(rounded(kv.rotate(x), dtype))
+
+
+def rounded_query(q: Tensor) -> Tensor:
+    """What meets keys of int4: 8 bits for each 32 rotated channels."""
+    channels = q.shape[-1]
+    groups = kv.split(F.pad(kv.rotate(q), (0, -channels % kv.GROUP_4)), -1, (-1, kv.GROUP_4))
+    step = groups.abs().amax(-1, keepdim=True) / 127
+    return kv.rotate_back(((groups / step).round() * step).flatten(-2)[..., :channels])
 
 
 def limit(layer: PagedAttention) -> float:
@@ -110,6 +119,8 @@ class World:
         k = self.k[s][:total].double().repeat_interleave(group, 1)
         v = self.v[s][:total].double().repeat_interleave(group, 1)
         q = self.q[s][total - new : total] * case.scale
+        if case.dtype == kv.INT4 and not case.is_latent:
+            q = rounded_query(q)
         q = (q.bfloat16() if self.layer.rounds_inputs else q).double()
         scores = torch.einsum("qhd,khd->hqk", q, k)
         if case.softcap:
@@ -169,6 +180,7 @@ def test_mixed_rows_match_fp64(case: Case, threads: int) -> None:
         replace(BASE, window=50, dtype=torch.bfloat16),
         replace(BASE, dtype=torch.int8, chunk=40, has_slopes=True),
         replace(BASE, dtype=torch.float8_e5m2),
+        replace(BASE, dtype=kv.INT4, heads=6, dim=40),
         replace(BASE, dtype=torch.bfloat16, heads=2, dim=40, v_dim=48),
         replace(BASE, dtype=torch.bfloat16, heads=3, kv_heads=1),
         replace(BASE, dtype=torch.int8, heads=7, kv_heads=1),
@@ -195,6 +207,28 @@ def test_splits_merge_the_same_in_decode_and_prefill() -> None:
     for total in (512, 513, 1024, 1025, 1200):
         for threads in (1, 2, 3):
             assert torch.equal(world.run([(1, total)], threads)[0][0], whole[total - 1]), total
+
+
+JOINED = Case(((1, 2900), (2, 2600), (1, 70)), heads=6, kv_heads=3)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        JOINED,
+        replace(JOINED, dtype=torch.bfloat16, window=1000),
+        replace(JOINED, dtype=torch.bfloat16, v_dim=40),
+        replace(JOINED, dtype=torch.int8, has_sinks=True),
+        replace(JOINED, dtype=kv.INT4),
+    ],
+)
+def test_joined_heads_have_the_bits_of_single_ones(case: Case) -> None:
+    """One thread takes the heads of a page together, three each one alone."""
+    world, lens = World(case), list(case.lens)
+    joined, single = (world.run(lens, threads) for threads in (1, 3))
+    assert all(torch.equal(x, y) for x, y in zip(joined, single, strict=True))
+    want = world.reference(0, *lens[0])
+    assert float((joined[0] - want).abs().max() / want.abs().max()) < limit(world.layer)
 
 
 def test_tree_mask_shows_only_ancestors() -> None:
