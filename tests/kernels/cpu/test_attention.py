@@ -56,8 +56,8 @@ def rounded_query(q: Tensor) -> Tensor:
 
 
 def limit(layer: PagedAttention) -> float:
-    """Error limit relative to the largest value. Products of bfloat16 round weights to it; of int4 a
-    number of a query may be rounded the other way."""
+    """Error limit relative to the largest value. Products of bfloat16 round weights to it; with
+    int4 a number of a query may be rounded the other way."""
     return 5e-3 if layer.rounds_inputs or layer.cache.dtype == kv.INT4 else 1e-5
 
 
