@@ -210,7 +210,7 @@ class Gateway:
             allowed = [(b"allow", _ALLOWED_METHODS)]
             client.begin(200, allowed + _preflight(call), length=0)
             client.end()
-        elif call.path in self.data_routes:
+        elif call.path in self.data_routes and not self.routes.shown(call.path):
             raise _method_error(call, ["POST"])
         else:
             await _own_route(self.routes, call, client, self.auth)
