@@ -19,6 +19,7 @@ from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model
 TARGET = "Qwen3ForCausalLM"
 SHARED = [(7 * n) % 370 + 5 for n in range(20)]
 PROMPTS = [SHARED + [11 * k + 5] * k for k in range(1, 4)]
+LATE_MASK = {"mask_token_id": 390, "target_layer_ids": [0, 1]}
 MARKOV = {"architectures": ["DSparkDraftModel"], "markov_rank": 8}
 HEADS: dict[str, dict[str, Any]] = {
     "DFLASH": {},
@@ -96,6 +97,8 @@ def test_they_draft_what_plain_code_drafts(
     [
         ("DSPARK", {}, "--speculative-algorithm DSPARK: .* kind DFLASH; DFLASH works"),
         ("EAGLE", {}, "--speculative-algorithm EAGLE: .* kind DFLASH; DFLASH works"),
+        ("DSPARK", MARKOV | {"markov_head_type": "gated", "vocab_size": 390}, "of 390 tokens"),
+        ("DFLASH", {"vocab_size": 400, "dflash_config": LATE_MASK}, "mask is token 390, Qwen3"),
         ("DFLASH", {"hidden_size": 32}, "hidden states of 32 channels, Qwen3ForCausalLM has 64"),
     ],
 )

@@ -37,6 +37,12 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)},
         **changes,
     }
+    shapes = _shapes(config)
+    folder.mkdir(exist_ok=True)
+    return config, checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (DIM, len(TAPS) * DIM),
         "hidden_norm.weight": (DIM,),
@@ -57,7 +63,7 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
     if is_laguna:
         shapes |= {f"aux_hidden_norms.{i}.weight": (DIM,) for i in range(len(TAPS))}
     if config.get("markov_rank"):
-        shapes |= {f"markov_head.markov_w{n}.weight": (vocab, RANK) for n in (1, 2)}
+        shapes |= {f"markov_head.markov_w{n}.weight": (config["vocab_size"], RANK) for n in (1, 2)}
         shapes["confidence_head.proj.weight"] = (1, DIM + RANK)
         kind = config["markov_head_type"]
         if kind == "gated":
@@ -66,8 +72,7 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
         elif kind == "rnn":
             shapes["markov_head.joint_proj.weight"] = (3 * RANK, 2 * RANK + DIM)
             shapes["markov_head.joint_proj.bias"] = (3 * RANK,)
-    folder.mkdir(exist_ok=True)
-    return config, checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+    return shapes
 
 
 def drafts(

@@ -412,7 +412,8 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
             target.embed_dim or target.dim,
         ),
     ]
-    if spec.owns_head and not spec.has_vocab_map:
+    has_bias = spec.block is not None and bool(spec.block.markov)  # for the target's logits
+    if has_bias or (spec.owns_head and not spec.has_vocab_map):
         sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
     if spec.target_vocab and abs(spec.target_vocab - target.vocab) > MAX_PADDED * target.vocab:
         sizes.append(("a vocabulary of {} tokens", spec.target_vocab, target.vocab))
@@ -422,6 +423,11 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
                 f"{FLAG} {folder}: made for a model with {what.format(own)}, {architecture} has "
                 f"{others}; a head that was made for this model works"
             )
+    if spec.block is not None and spec.block.mask >= target.vocab:
+        raise ConfigError(
+            f"{FLAG} {folder}: its mask is token {spec.block.mask}, {architecture} has "
+            f"{target.vocab} tokens; a head that was made for this model works"
+        )
     if spec.reads_target and -1 in read_layers(spec, target.blocks):
         raise ConfigError(
             f"{FLAG} {folder}: reads keys and values of another shape than those of "
