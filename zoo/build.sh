@@ -22,9 +22,12 @@ begun() { [ -z "$FROM" ] || echo "--begun zoo/models/radix-tiny-$1"; }
 
 stage_base() {
     if [ "$FROM" ]; then
-        # What ships is .7 of a long stage and .3 of where it began.
-        $train --minutes "$(minutes 0 68)" --out "$out/wide" --begun "$FROM" --rate 0.6 --seed 53
-        $train --out "$out/wide" --export-to "$base" --mean-with "$FROM" --share 0.3
+        # What ships is the mean of where it began and of a long stage with a short one behind it.
+        $train --minutes "$(minutes 0 92)" --out "$out/wide" --begun "$FROM" --rate 0.6 --seed 91
+        $train --out "$out/wide" --export-to "$out/wide/mean" --mean-with "$FROM"
+        $train --minutes "$(minutes 0 28)" --out "$out/fine" --begun "$out/wide/mean" \
+            --rate 0.25 --seed 97
+        $train --out "$out/fine" --export-to "$base" --mean-with "$FROM"
         return
     fi
     $train --minutes "$(minutes 75 0)" --out "$out/first"
