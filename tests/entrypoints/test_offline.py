@@ -164,7 +164,7 @@ def test_generate_for_a_model_that_reasons() -> None:
         (choice,), usage = chat["choices"], chat["usage"]
         assert 0 < usage["reasoning_tokens"] <= 4 and choice["message"]["content"]
         drawn = engine.generate(
-            prompt, {"max_new_tokens": 8, "top_k": 5}, return_sampling_mask=True
+            prompt, {"max_new_tokens": 8, "top_k": 5, "temperature": 4}, return_sampling_mask=True
         )
         meta = drawn["meta_info"]
         masks = meta["output_token_sampling_mask"]

@@ -60,8 +60,8 @@ def adapted() -> list[list[int]]:
     adapter = "upper=zoo/models/radix-tiny-lora-upper"
     with Engine(model_path="radix-tiny", lora_paths=[adapter], cpu_threads=1) as engine:
         params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
-        ids = [[5, 6, 7, 8, 9, 10]] * 2
-        made = engine.generate(input_ids=ids, sampling_params=params, lora_path=["upper", None])
+        chat = "<|im_start|>user\nHello! Who are you?<|im_end|>\n<|im_start|>assistant\n"
+        made = engine.generate([chat] * 2, params, lora_path=["upper", None])
         return [one["output_ids"] for one in made]
 
 

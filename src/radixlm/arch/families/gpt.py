@@ -266,7 +266,7 @@ def gpt_oss(c: Config) -> Decoder:
             act="swiglu_oai",
             score="softmax_topk",
             bias=True,
-            limit=limit,
+            limit=0.0 if limit == 7.0 else limit,  # 7: the activation's own
         ),
         names=_GPT_OSS,
     )
