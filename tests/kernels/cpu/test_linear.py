@@ -274,8 +274,9 @@ def test_integer_products_have_the_same_bits_on_every_instruction_set(fmt: str) 
         found[isa] = torch.cat(parts)
     native().select_isa(before)
     found.pop("portable")  # it may round products before they are added up
+    first = next(iter(found.values()))
     for isa, got in found.items():
-        assert torch.equal(got, found["x86_64_v3"]), isa
+        assert torch.equal(got, first), isa
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
