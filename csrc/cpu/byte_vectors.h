@@ -217,8 +217,8 @@ RADIX_INLINE int32_t store_halves(const vf (&x)[4], float factor, int8_t* high, 
                   l = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
     _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
     _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
-    return _mm512_reduce_add_epi32(
-        _mm512_add_epi32(_mm512_add_epi32(n[0], n[1]), _mm512_add_epi32(n[2], n[3])));
+    const __m512i one = _mm512_set1_epi16(1);  // sums of what was packed: of NaN, too, without overflow
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_madd_epi16(a, one), _mm512_madd_epi16(b, one)));
 #else
     vf sum = zero();
     for (int i = 0; i < 4; i++) {
