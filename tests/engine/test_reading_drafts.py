@@ -12,8 +12,7 @@ import torch
 
 from radixlm.base.errors import ConfigError
 from radixlm.executor.reading_drafter import ReadingDrafter
-from radixlm.speculative.lengths import DraftLength
-from tests.engine.test_draft_models import generate
+from tests.engine.test_draft_models import generate, rounds  # noqa: F401
 from tests.fakes.assistants import make_assistant
 from tests.fakes.tiny_checkpoint import cached_tiny, reference_model
 
@@ -36,14 +35,11 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proposal]]:
         seen.extend((slot, at, token, tuple(drafts[:n])) for slot, at, token, n, drafts in rows)
         return made
 
-    def always(most: int, *_: Any) -> DraftLength:
-        return DraftLength(most, is_fixed=True, always=True)
-
     monkeypatch.setattr(ReadingDrafter, "propose", noted)
-    monkeypatch.setattr("radixlm.engine.drafting.DraftLength", always)
     yield seen
 
 
+@pytest.mark.usefixtures("rounds")
 def test_it_drafts_what_the_class_drafts(tmp_path: Path, proposals: list[Proposal]) -> None:
     folder, assistant = cached_tiny(TARGET), make_assistant(tmp_path, TARGET, 0)
     options = {"model_path": str(folder), "page_size": 16, "max_total_tokens": 512}

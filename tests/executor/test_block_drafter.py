@@ -23,7 +23,7 @@ from tests.executor.test_model_drafter import (
     MemoryNet,
     Pool,
     World,
-    drawn_step,
+    run_steps,
 )
 
 SIZE, MASK = 6, 3
@@ -94,11 +94,7 @@ def test_blocks_read_the_entries_of_the_text(seed: int, tells_next: bool) -> Non
     chance = random.Random(100 + seed)
     for slot in range(SLOTS):
         world.start(slot, chance.randrange(1, 40))
-    for _ in range(40):
-        chunks, decodes, lens = drawn_step(world, chance)
-        if not chunks and not decodes:
-            continue
-        world.step(chunks, decodes, lens)
+    for lens in run_steps(world, chance, 40):
         for slot, count in lens.items():
             assert world.base(slot) == 0
             last = world.texts[slot][-1]

@@ -28,7 +28,7 @@ from tests.executor.test_model_drafter import (
     MemoryNet,
     Pool,
     World,
-    drawn_step,
+    run_steps,
 )
 
 SEEN = 5  # last tokens on which the next depends
@@ -111,11 +111,7 @@ def test_trees_are_the_best_drafts(branches: int, size: int, is_head: bool) -> N
         world, chance = TreeWorld(seed, is_head, shape), random.Random(seed)
         for slot in range(SLOTS):
             world.start(slot, chance.randrange(SEEN + 2, 40))
-        for _ in range(12):
-            chunks, decodes, lens = drawn_step(world, chance)
-            if not chunks and not decodes:
-                continue
-            world.step(chunks, decodes, lens)
+        for lens in run_steps(world, chance, 12):
             for slot, count in lens.items():
                 text = world.texts[slot]
                 tokens, products, parents = world.found[slot]

@@ -4,6 +4,7 @@ the known text, whatever was accepted, and drafts may stop and start again."""
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,6 +232,15 @@ def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
     return [chunks, decodes, lens]
 
 
+def run_steps(world: World, chance: random.Random, count: int) -> Iterator[dict[int, int]]:
+    """Run so many drawn steps; the lengths of drafts of each that was not empty."""
+    for _ in range(count):
+        chunks, decodes, lens = drawn_step(world, chance)
+        if chunks or decodes:
+            world.step(chunks, decodes, lens)
+            yield lens
+
+
 @pytest.mark.parametrize("undoes", [True, False])
 @pytest.mark.parametrize(("is_head", "num_modules"), [(True, 1), (False, 1), (True, 2), (True, 3)])
 @pytest.mark.parametrize("seed", range(12))
@@ -241,11 +251,7 @@ def test_entries_are_those_of_the_text(
     chance = random.Random(100 + seed)
     for slot in range(SLOTS):
         world.start(slot, chance.randrange(1, 40))
-    for _ in range(40):
-        chunks, decodes, lens = drawn_step(world, chance)
-        if not chunks and not decodes:
-            continue
-        world.step(chunks, decodes, lens)
+    for lens in run_steps(world, chance, 40):
         for slot, count in lens.items():
             world.check(slot, len(world.texts[slot]))
             token, drafts = world.texts[slot][-1], []

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save
 from tests.fakes.http_server import EMBED_DIM, ScriptedServer
 
-from radixlm.entrypoints.http.openai import generate
 from radixlm.intake.records import GenerateRequest
 
 PATH = "/v1/completions"
@@ -33,19 +32,6 @@ def by_numpy(value: Any) -> str:
     buffer = io.BytesIO()
     np.save(buffer, value)
     return coded(buffer.getvalue())
-
-
-@pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[GenerateRequest]:
-    seen: list[GenerateRequest] = []
-    collect = generate.collect
-
-    async def spy(state: Any, requests: Any) -> Any:
-        seen.extend(requests)
-        return await collect(state, requests)
-
-    monkeypatch.setattr(generate, "collect", spy)
-    return seen
 
 
 async def test_files_of_three_kinds_are_read(

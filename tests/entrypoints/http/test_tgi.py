@@ -8,24 +8,9 @@ from typing import Any
 import pytest
 from tests.fakes.http_server import ScriptedServer
 
-from radixlm.entrypoints.http.openai import generate
 from radixlm.intake.records import GenerateRequest
 
 PROMPT = "stop me"
-
-
-@pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[GenerateRequest]:
-    """What intake is asked for."""
-    seen: list[GenerateRequest] = []
-    collect = generate.collect
-
-    async def spy(state: Any, requests: Any) -> Any:
-        seen.extend(requests)
-        return await collect(state, requests)
-
-    monkeypatch.setattr(generate, "collect", spy)
-    return seen
 
 
 async def events(server: ScriptedServer, path: str, **body: Any) -> list[dict[str, Any]]:
