@@ -8,6 +8,7 @@ import io
 import os
 import pty
 import select
+import signal
 import sys
 import termios
 import time
@@ -303,6 +304,7 @@ class Terminal:
             os.environ.update(HOME=str(home), TERM=kind, XDG_STATE_HOME=str(home))
             path = (str(home), os.environ.get("PYTHONPATH", ""))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs in the background ignore it
             command = [sys.executable, "-m", "radixlm", verb, "--url", url]
             os.execv(sys.executable, command)
         self.seen = ""
