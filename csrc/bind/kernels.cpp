@@ -115,11 +115,7 @@ void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows
 void run_sample(Address rows, int64_t num_rows, int64_t vocab, Address tokens, int threads) {
     SampleArgs a;
     a.rows = at<SampleRow>(rows), a.num_rows = num_rows, a.vocab = vocab, a.tokens = at<int64_t>(tokens);
-    double work = 0;
-    for (int64_t i = 0; i < num_rows; i++) work += double(vocab) * (a.rows[i].greedy ? 4 : 24);
-    const int n = threads > 0 ? threads : std::min(threads_for(work, 0), int(num_rows));
-    const Kernels& k = kernels();
-    run_team(n, 0, k.sample_local(a), [&](const Ctx& c) { k.sample(a, c); });
+    sample(a, threads);
 }
 
 // Each input is (address, numbers to the next sequence, token, head).

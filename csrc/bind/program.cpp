@@ -187,6 +187,17 @@ void bind_program_args(nb::module_& m) {
         .def_rw("first_op", &Step::first_op)
         .def_rw("num_ops", &Step::num_ops)
         .def_rw("threads", &Step::threads);
+    nb::class_<Draws>(m, "Draws")
+        .def(nb::init<>())
+        .def_rw("passes", &Draws::passes)
+        .def_rw("rows", &Draws::rows)
+        .def_rw("counts", &Draws::counts)
+        .def_rw("tokens", &Draws::tokens)
+        .def_rw("is_bad", &Draws::is_bad)
+        .def_rw("slots", &Draws::slots)
+        .def_rw("vocab", &Draws::vocab)
+        .def_rw("suppressed", &Draws::suppressed)
+        .def_rw("num_suppressed", &Draws::num_suppressed);
 }
 
 }  // namespace
@@ -259,6 +270,7 @@ void bind_program(nb::module_& m) {
         .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"), arg("site") = -1,
              arg("lora_x") = -1, arg("first") = 0)
         .def("run", &Program::run, Release())
+        .def("go_on", &Program::go_on, Release(), arg("step"), arg("draws"))
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)
         .def_rw("of_all", &Program::of_all)

@@ -411,7 +411,7 @@ void Program::run(const Step& c) {
         local = std::max(local, local_for(k, a));
     }
     double bytes = 0, flops = cost_flops(c, bytes);
-    int n = threads > 0 ? threads : threads_for_step(bytes, flops);
+    int n = threads > 0 ? threads : c.is_lone ? threads_for_step(bytes, flops) : threads_for(bytes, flops);
     for (const Op& op : ops)
         if (op.kind == LINEAR || op.kind == LOGITS) {
             if (!op.packers) shared = std::max(shared, shared_for(k, op.linear));

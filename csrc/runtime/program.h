@@ -60,6 +60,20 @@ struct Step {
     Address lora_of_all = 0;
     int first_op = 0, num_ops = -1;  // the ops to run, all by default
     int threads = 0;                 // 0: by the amount of work
+    bool is_lone = true;             // the server's other processes get what it gives before the next step
+};
+
+// What `Program::go_on` draws from the logits of a step whose sequences decode, and where that goes on. All
+// arrays have num_rows numbers for each of the `passes`; `slots` has none for the first.
+struct Draws {
+    int passes = 0;
+    Address rows = 0;                // SampleRow, whose logits are set here
+    Address counts = 0;              // int32 [num_rows]: how many tokens each row gets
+    Address tokens = 0, is_bad = 0;  // int64; bytes: a NaN, or no token is allowed
+    std::vector<Address> slots;      // int32 of each KV group, as in KvGroup; 0 behind a row's last token
+    int64_t vocab = 0;
+    Address suppressed = 0;  // int64 [num_suppressed]: never drawn
+    int64_t num_suppressed = 0;
 };
 
 // Buffers are numbers that `buffer` returned, -1 for none. `selected`: of the wanted rows only.
@@ -129,6 +143,9 @@ class Program {
     void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
     void run(const Step& step);
+    // Draws from the step's logits, then runs the step again with these tokens, a place further on, and so
+    // on. `step`: its ids, positions and kv_len are changed in place.
+    void go_on(Step step, const Draws& draws);
     int num_ops() const { return int(ops.size()); }
     std::vector<std::tuple<std::string, double>> profile();  // seconds in each kind of op since the last call
     bool profiling = false;

@@ -63,6 +63,14 @@ void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
     }
 }
 
+inline void sample(const SampleArgs& a, int threads) {  // 0: by the amount of work
+    double work = 0;
+    for (int64_t i = 0; i < a.num_rows; i++) work += double(a.vocab) * (a.rows[i].greedy ? 4 : 24);
+    const int n = threads > 0 ? threads : std::min(threads_for(work, 0), int(a.num_rows));
+    const Kernels& k = kernels();
+    run_team(n, 0, k.sample_local(a), [&](const Ctx& c) { k.sample(a, c); });
+}
+
 // Of labels, and of chosen keys and values.
 inline double sparse_bytes(const SparseArgs& s) {
     if (s.num_rows == 0) return 0;

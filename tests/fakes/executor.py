@@ -82,6 +82,7 @@ class FakeExecutor:
         self.next: dict[int, int] = {}
         self.owner: dict[int, str] = {}
         self.steps: list[StepPlan] = []
+        self.goes_on, self.num_further = True, 0  # of steps of several tokens in turn
 
     def forward(self, plan: StepPlan) -> FakeStep:
         self.steps.append(plan)
@@ -101,24 +102,50 @@ class FakeExecutor:
                 sources, targets = map(list, zip(*pairs, strict=True))
                 assert len(set(targets)) == len(targets), "a page is the target of two copies"
                 pool[targets] = pool[sources]
-        for item, drafted in with_drafts(Items.of(plan.items)):
+        items = Items.of(plan.items)
+        if items.more_N is not None:
+            assert not items.prefills
+            items = items.first_tokens()
+        for item, drafted in with_drafts(items):
             assert self.owner[item.slot] == item.rid
             is_chunk, row = item.tokens is not None, row_of(item)
             tokens = item.tokens.tolist() if is_chunk else [self.next[item.slot], *drafted]
             assert len(tokens) == item.count
             assert item.page_row < 0 or tokens[0] == self.next[item.slot]
             for place, token in enumerate(tokens, item.start):
-                page = self.table[row][place // self.page_size]
-                self.kv[page, place % self.page_size] = token
-                if self.window:
-                    page = self.window_table[row][place // self.page_size]
-                    assert page != 0, "a token of the window has no page"
-                    self.window_kv[page, place % self.page_size] = token
+                self._write(row, place, token)
             self._check_window(row, item.start, item.start + item.count)
         return FakeStep(plan)
 
+    def _write(self, row: int, place: int, token: int) -> None:
+        page = self.table[row][place // self.page_size]
+        self.kv[page, place % self.page_size] = token
+        if self.window:
+            page = self.window_table[row][place // self.page_size]
+            assert page != 0, "a token of the window has no page"
+            self.window_kv[page, place % self.page_size] = token
+
+    def _go_on(self, step: FakeStep, more_N: np.ndarray) -> None:
+        """Sample a token of each row, then compute and sample those behind it."""
+        for item, more in zip(step.plan.items, more_N.tolist(), strict=True):
+            slot, got = item.slot, ItemResult()
+            for place in range(item.start, item.start + 1 + more):
+                if got.tokens:
+                    self._write(slot, place, got.tokens[-1])
+                    self._check_window(slot, place, place + 1)
+                got.tokens += (next_token(self.prefix(slot, place + 1)),)
+            self.next[slot] = got.tokens[-1]
+            step.results.append(got)
+            self.num_further += len(got.tokens) - 1
+
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
-        for index, (item, drafted) in enumerate(with_drafts(Items.of(step.plan.items))):
+        items = Items.of(step.plan.items)
+        if items.more_N is not None:
+            if not masks and self.goes_on:
+                self._go_on(step, items.more_N)
+                return
+            items = items.first_tokens()
+        for index, (item, drafted) in enumerate(with_drafts(items)):
             got, end = ItemResult(), item.start + item.count
             masks_of = (
                 np.atleast_2d(masks[index]) if index in masks else [None] * (1 + len(drafted))

@@ -38,6 +38,8 @@ from tests.fakes.scheduler_harness import SchedulerHarness
 from tests.fakes.tiers import DictTier, make_arrivals, make_port, new_feature
 
 POLICIES = ("auto", "best_effort", "wait_complete", "timeout")
+# what keeps steps from going on by themselves
+ALONE = ("states", "stages", "depth", "waits_for_chunks", "max_micro_batch", "groups")
 UNTREED = ("states", "stages", "depth", "waits_for_chunks", "max_micro_batch")
 KINDS = ("none", "own", "oracle", "mixed", "adversary", "random", "broken")
 
@@ -129,6 +131,15 @@ def with_trees(world: dict[str, Any], seed: int) -> tuple[dict[str, Any], str]:
     return kept | {"step_tokens": 4 * world["step_tokens"]}, "adversary" if seed % 2 else "mixed"
 
 
+def with_passes(world: dict[str, Any], passes: int, matcher: str) -> dict[str, Any]:
+    """A world whose steps may decode so many tokens in turn."""
+    kept = {name: value for name, value in world.items() if name not in ALONE}
+    kept["window"] = 0 if "states" in world else kept.get("window", 0)
+    if matcher == "unmasked":  # spells forced text otherwise where it finds no pages
+        kept["num_pages"] = 640 // world["page_size"]
+    return kept | {"max_passes": passes}
+
+
 def alone(world: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
     """The tokens and the end of a request that has the engine for itself."""
     fields = {**request}
@@ -188,15 +199,30 @@ def release(harness: SchedulerHarness, rng: random.Random) -> bool:
     return replies[-3].ok
 
 
-def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
-    """One case, with trees of so many further paths; how many tokens were drafted, accepted, and
-    given by further paths, and how often memory was released."""
+def check_answers(harness: SchedulerHarness, answers: dict[str, Any], seed: int) -> None:
+    """Each request has the tokens and the end that it has alone; an aborted one the first."""
+    for rid, (tokens, end) in answers.items():
+        got = harness.finish[rid]
+        if got.kind == "abort":
+            assert harness.out[rid] == tokens[: len(harness.out[rid])], seed
+        else:
+            assert harness.out[rid] == tokens, (seed, rid)
+            assert (got.kind, got.matched, got.status) == end, (seed, rid)
+
+
+def play(seed: int, paths: int = 0, passes: int = 1) -> tuple[int, ...]:
+    """One case, with trees of so many further ``paths``, with ``passes`` of a step. How many tokens
+    were drafted, accepted and given by further paths, how often memory was released, and how many
+    tokens steps went on to."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
     world, kind = with_trees(world, seed) if paths else (world, kind)
-    world = with_few_pages(world) if seed % 3 else world
     meant = {"matcher": rng.choice(sorted(MATCHERS)), "jump": rng.random() < 0.7}
+    if passes != 1:
+        world = with_passes(world, passes, meant["matcher"])
+        kind = "none" if seed % 2 else kind
+    world = with_few_pages(world) if seed % 3 else world
     family = [rng.randint(1, VOCAB - 1) for _ in range(24)]
     requests = {f"r{i}": draw_request(rng, family) for i in range(rng.randint(1, 6))}
     answers = {rid: alone(meant, request) for rid, request in requests.items()}
@@ -218,6 +244,8 @@ def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
         arrivals = new_feature(world["page_size"], window, policy=chance.choice(POLICIES))
         parts = (*parts, arrivals)
     harness = SchedulerHarness(features=parts, drafts=drafts, **world)
+    if passes != 1:
+        harness.executor.goes_on = seed % 5 > 0
     if arrivals is not None:
         arrivals._clock = arrivals.rules._clock = lambda: harness.now_s
         groups = getattr(harness.executor, "groups", [harness.executor])
@@ -236,22 +264,17 @@ def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
         if rng.random() < 0.1:
             harness.mine.send(AbortRequest(rids=(rng.choice(sorted(requests)),)))
     harness.run()
-    for rid, (tokens, end) in answers.items():
-        got = harness.finish[rid]
-        if got.kind == "abort":
-            assert harness.out[rid] == tokens[: len(harness.out[rid])], seed
-        else:
-            assert harness.out[rid] == tokens, (seed, rid)
-            assert (got.kind, got.matched, got.status) == end, (seed, rid)
+    check_answers(harness, answers, seed)
+    num_further = getattr(harness.executor, "num_further", 0)
     rounds = [one for each in drafts.rounds.values() for one in each] if drafts else []
     drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).sum(0).tolist()
-    return drafted, accepted, drafts.num_gained if drafts else 0, num_released
+    return drafted, accepted, drafts.num_gained if drafts else 0, num_released, num_further
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_drawn_cases(first: int) -> None:
     cases = [play(seed) for seed in range(first, first + 40)]
-    drafted, accepted, _, num_released = np.sum(cases, axis=0)
+    drafted, accepted, _, num_released, _ = np.sum(cases, axis=0)
     assert drafted > accepted > 50
     assert num_released > 2
 
@@ -260,6 +283,18 @@ def test_drawn_trees() -> None:
     """The same with trees of drafts, where these are verified."""
     cases = [play(seed, 2 + seed % 5) for seed in range(3000, 3040)]
     assert np.sum(cases, axis=0)[2] > 100
+
+
+def test_drawn_continuations() -> None:
+    """The same with several tokens in turn."""
+    cases = [play(seed, passes=(0, 2, 5, 40)[seed % 4]) for seed in range(6000, 6060)]
+    assert np.sum(cases, axis=0)[4] > 200
+
+
+@pytest.mark.slow
+def test_many_drawn_continuations() -> None:
+    for seed in range(6060, 8060):
+        play(seed, passes=(0, 2, 5, 40)[seed % 4])
 
 
 @pytest.mark.slow

@@ -107,8 +107,11 @@ class ScheduleConfig(Group):
         int, "First tokens that a streaming window keeps.", Flag(within=POSITIVE)
     ] = 4
     num_continuous_decode_steps: Annotated[
-        int, "Steps between two checks of the queue while requests decode.", Flag(within=POSITIVE)
-    ] = 1
+        int | None,
+        "Tokens that requests decode between two checks of the queue; on one CPU device they are "
+        "one step of the engine. Unset: 1, and on a CPU up to 8 that take 3 ms together.",
+        Flag(within=POSITIVE),
+    ] = None
     scheduler_recv_interval: Annotated[
         int,
         "Steps between two checks for new requests.",

@@ -72,7 +72,8 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         waits_for_chunks=stages > 1 and has_states,
         target_itl_s=_target_itl_s(config),
         attention_length=attention_length(info.decoder) * (config.execute.device == "cpu"),
-        admit_every=schedule.num_continuous_decode_steps,
+        admit_every=schedule.num_continuous_decode_steps or 1,
+        max_passes=_max_passes(config, info),
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         max_reserved=MAX_OUTPUT_ESTIMATE.get(),
         running_s=RUNNING_TIMEOUT_S.get(),
@@ -91,6 +92,16 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         log_interval=config.observe.decode_log_interval or 0,
         log_every_s=LOG_EVERY_S * (config.observe.decode_log_interval == LOG_STEPS),
     )
+
+
+def _max_passes(config: ServerConfig, info: ModelInfo) -> int:
+    """Tokens that a step decodes in turn: on a CPU by one rank, which knows what it has sampled. Of
+    recurrent states, those behind a request's end could not be taken back."""
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    is_alone = topology_of(config).world == 1
+    if config.execute.device != "cpu" or not is_alone or has_states:
+        return 1
+    return config.schedule.num_continuous_decode_steps or 0
 
 
 def _target_itl_s(config: ServerConfig) -> float | None:

@@ -73,6 +73,7 @@ class StepHandle:
     failed: dict[str, ItemResult] = field(default_factory=dict)  # by request id
     token_copy: AsyncCopy | None = None  # of sampled_N to the host
     launched_s: float = 0.0  # when the model was launched, monotonic
+    more_N: Int32Array | None = None  # tokens behind the first that the rows go on to
     done: Event | None = None  # behind the hidden states, where an item wants them
     tree_size: int = 0
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.base.record import Record, field
+from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import ExpertRecorder, StepTokens
 from radixlm.executor import step_layout as layout
@@ -54,8 +54,8 @@ from radixlm.sampling.drafts import Accepted
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Admission, Items, PageCopy, StepPlan
+from radixlm.step.batch import Continuation, ForwardBatch
+from radixlm.step.plan import Admission, Int32Array, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.requests import THINKING_BUDGET
@@ -172,6 +172,10 @@ class Runner:
         if self._options.profiler is not None:
             self._options.profiler.count(not items.prefills)
         self._apply_updates(plan)
+        more_N = items.more_N
+        if more_N is not None:
+            items = items.first_tokens()
+            plan = replace(plan, items=items)
         need_hidden = needs_hidden(items)
         need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
@@ -186,7 +190,9 @@ class Runner:
             lora = self.adapters.rows(items)
         shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
         tree_size = self._options.tree_size
-        step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size)
+        step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size, more_N=more_N)
+        if more_N is not None:
+            shape.max_kv_len += int(more_N.max())
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         if self.followers is not None:
@@ -294,7 +300,7 @@ class Runner:
         else:
             batch = builder.mixed(shape)
             step.drafts = builder.draft_rows(shape)
-        if self._tail is not None:
+        if self._tail is not None or step.more_N is not None:
             step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
         add_optional_inputs(step.plan, self.tables, batch)
@@ -353,7 +359,9 @@ class Runner:
         wants_logprobs = bool(items.decodes.logprobs) or any(
             i.emit and i.logprobs is not None for i in items.prefills
         )
-        if self.device.is_synchronous or wants_logprobs or not shape.kinds.all_plain:
+        if step.more_N is not None:
+            self.device.launch(partial(self._sample_further, step, step.more_N, mask_RW))
+        elif self.device.is_synchronous or wants_logprobs or not shape.kinds.all_plain:
             self.device.launch(partial(self._sample_any, step, mask_RW, wants_logprobs))
         else:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
@@ -380,6 +388,42 @@ class Runner:
         )
         step.logprobs, step.errors = sampled.logprobs, sampled.errors
         self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.accepted)
+
+    @torch.inference_mode()
+    def _sample_further(self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None) -> None:
+        """Sample a token of each row, and go on with those that may have more if the model can."""
+        shape, counts_N = step.shape, more_N + 1
+        found = self._go_on(step, counts_N) if mask_RW is None and shape.kinds.all_plain else None
+        if found is None:
+            self._sample_any(step, mask_RW, False)
+            counts_N = np.ones_like(counts_N)
+        else:
+            tokens_PS, is_bad_PS = found
+            last_S = torch.from_numpy(more_N).long()
+            last_tokens_S = tokens_PS[last_S, torch.arange(len(last_S))]
+            self.tables.next_token[torch.from_numpy(shape.slots_R)] = last_tokens_S
+            is_kept_SP = torch.from_numpy(np.arange(len(tokens_PS)) <= more_N[:, None])
+            self._set_result(step, tokens_PS.T[is_kept_SP], is_bad_PS.T[is_kept_SP])
+        shape.slots_R = np.repeat(shape.slots_R, counts_N)
+        shape.first_A1, shape.num_decodes = np.append(0, np.cumsum(counts_N)), len(counts_N)
+        assert step.sampled_N is not None
+        step.sampled_N = torch.cat((step.sampled_N, torch.from_numpy(counts_N)))
+
+    def _go_on(self, step: StepHandle, counts_N: Int32Array) -> tuple[Tensor, Tensor] | None:
+        """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
+        by itself."""
+        go_on, slots_N = getattr(self.model, "go_on", None), step.shape.slots_R
+        if go_on is None or self._recorder is not None:
+            return None
+        assert step.batch is not None and step.logits_RV is not None
+        positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
+        how = Continuation(
+            counts_N,
+            self.sampler.plain_rows(slots_N, positions_PN),
+            step.inputs.builder.stores(len(slots_N), counts_N),
+        )
+        found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
+        return found
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:

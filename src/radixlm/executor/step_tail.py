@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import DeviceDrafter, DeviceProposals, StepTail
 from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.plan import Int32Array
+from radixlm.step.plan import Int32Array, Items
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,10 @@ class DraftTail:
         """Launch the drafter's work of a step that was sampled."""
         lens = step.plan.draft_lens
         if lens is None:
-            self.drafter.skip(step.items)
+            items, first_A1 = step.items, step.shape.first_A1
+            if step.more_N is not None and first_A1 is not None:  # the last token of each row
+                items = Items(items.decodes, items.starts + np.diff(first_A1) - 1)
+            self.drafter.skip(items)
         else:
             self._draft(step, lens if any(step.proposed_shape) else None)
 

@@ -47,6 +47,7 @@ from radixlm.models.stages import RESIDUAL, LeftOutBlock, Pipeline, Stage, kept_
 from radixlm.models.weight_pager import WeightPager
 from radixlm.step.batch import (
     AttentionSite,
+    Continuation,
     ForwardBatch,
     HiddenNeeds,
     InputEmbeds,
@@ -402,6 +403,16 @@ class DecoderModel(Module):
             parts = [hidden_TD] if batch.taps_TN is None else [batch.taps_TN, hidden_TD]
             batch.taps_TN = torch.cat(parts, -1)
         return (hidden_TD if need_hidden else None), logits_RV
+
+    def go_on(
+        self, batch: ForwardBatch, logits_RV: Tensor, how: Continuation
+    ) -> tuple[Tensor, Tensor] | None:
+        """Sample from the logits of the step that has just run, and go on with the tokens: see
+        ``StepProgram``. None where the step was no program's, or leaves more than logits."""
+        if self.pipeline is not None or (self.taps is not None and batch.leaves_taps):
+            return None
+        program = self._program_for(batch)
+        return None if program is None else program.go_on(batch, logits_RV, how)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens after the final norm: [T, D]. A stage that is not the

@@ -27,6 +27,7 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -323,6 +324,16 @@ class Sampler:
             mask_RW = mask_RW.to(torch.int32).contiguous()
             rows["mask"] = mask_RW.data_ptr() + np.arange(len(rows)) * (4 * mask_RW.shape[1])
         return native.sample(logits_RV, rows)
+
+    def plain_rows(
+        self, slots_R: NDArray[np.int64], positions_PR: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """How C++ samples rows that no step before the draw changes, at these positions:
+        ``kernels.cpu.sample.ROW`` [P, R]."""
+        table = self._table
+        rows_PR = np.tile(table.rows_S[slots_R], (len(positions_PR), 1))
+        rows_PR["key"] = cpu.draw_keys(table.seeds_S[slots_R], positions_PR)
+        return rows_PR
 
     def _is_all_greedy(self, index_R: NDArray[np.intp]) -> bool:
         return bool((self._table.is_plain_S & self._table.is_greedy_S)[index_R].all())

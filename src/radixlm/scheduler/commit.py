@@ -165,7 +165,7 @@ class Committer:
         table, page_size = self._table, self.limits.page_size
         slots, counts, tokens = items.decodes.slots, result.counts.astype(np.int64), result.tokens
         table.num_computed[slots] -= items.drafts.lens + 1 - counts  # the refused ones
-        if self._drafting is not None:
+        if self._drafting is not None and items.more_N is None:
             self._drafting.observe(items, result)
         committed = table.num_committed[slots]  # where the rows began, as the device knows too
         first = np.cumsum(counts) - counts

@@ -20,6 +20,7 @@ from radixlm.scheduler.draft_counts import DraftCounts
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.plan_parts import allocate_beyond
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.speculative.drafter import NOTHING, Float32Array, Path, Proposal
@@ -118,7 +119,7 @@ class Drafting:
         lens = np.diff(np.minimum(np.cumsum(lens), left), prepend=0)
         if self._has_states:
             self._save_states(slots, computed - 1, lens)
-        self._allocate(slots, computed, lens)
+        allocate_beyond(self._kv_manager, slots, computed, lens)
         if not np.count_nonzero(lens):
             return None
         paths: tuple[Item, ...] = ()
@@ -213,7 +214,7 @@ class Drafting:
         lens = np.minimum(lens, np.maximum(table.end[slots] - computed, 0))
         left = self._limits.step_tokens - other_tokens - len(slots)
         lens = np.diff(np.minimum(np.cumsum(lens), max(left, 0)), prepend=0)
-        self._allocate(slots, computed, lens)
+        allocate_beyond(self._kv_manager, slots, computed, lens)
         self._num_verified[:] = 0
         if not np.count_nonzero(lens) and not np.count_nonzero(is_late):
             return None
@@ -294,20 +295,6 @@ class Drafting:
             drafts = self._kv_manager.drafts_of(request)
             lens[i] *= drafts.save_state(request, int(starts[i]))
 
-    def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
-        """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next
-        in any case; cut the lengths where there are not enough."""
-        is_missing = computed + lens > self._table.num_allocated[slots]
-        if self._has_states:  # rows with pages ahead have few states there
-            is_missing[:] = True
-        for i in np.flatnonzero(is_missing & (lens > 0)).tolist():
-            request = self._kv_manager.request_in(int(slots[i]))
-            start, count = int(computed[i]), int(lens[i])
-            if not self._kv_manager.allocate(request, start + count):
-                num_left = min(count, max(0, request.num_allocated - start))
-                has_room = self._kv_manager.allocate(request, start + num_left)
-                lens[i] = num_left if has_room else 0
-
     def device_lens(self, items: Items) -> Int32Array | None:
         """How many tokens the device's drafter proposes after a step, by item that emits. It writes
         its KV as far behind the known tokens: the pages are allocated. None: it rests."""
@@ -324,7 +311,7 @@ class Drafting:
         slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
         known = np.append(items.starts + 1, [item.start + item.count for item in last])
         lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))
-        self._allocate(slots, self._table.num_computed[slots], lens)
+        allocate_beyond(self._kv_manager, slots, self._table.num_computed[slots], lens)
         self._num_proposed[slots] = lens
         return lens.astype(np.int32)
 
@@ -351,7 +338,7 @@ class Drafting:
         self.counts.totals.num_steps += 1
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step has taken so long."""
+        """A step has taken so long; one that goes on by itself, a pass of it."""
         asks_host = self._own or self.drafter
         if not asks_host and (not self.has_device_drafter or self.lengths.is_asleep):
             return
@@ -360,7 +347,9 @@ class Drafting:
             self.lengths.skip_step()
             return
         draft_steps = 0 if plan.draft_lens is None else int(plan.draft_lens.max(initial=0))
-        self.lengths.observe_step(len(items.starts), items.num_tokens, seconds, draft_steps)
+        num_rows = len(items.starts)
+        num_tokens = num_rows if items.more_N is not None else items.num_tokens
+        self.lengths.observe_step(num_rows, num_tokens, seconds, draft_steps)
 
     def keep(self, items: Items, proposals: Proposals) -> None:
         """Keep what the device's drafter proposes, after the step's tokens were appended."""

@@ -88,6 +88,7 @@ class Scheduler:
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
+        self._model_s = 0.0  # that the last launch of the model took; 0: not known
         self.deltas: list[TokenDelta] = []  # unsent, of requests that ended outside of a step
         self.is_paused = False
         self.released: tuple[str, ...] = ()
@@ -149,14 +150,14 @@ class Scheduler:
 
     def _launch(self, plan: StepPlan, now_s: float) -> tuple[Any, Launch | None]:
         """Launch a step; its handle, and when it was planned, its model launched and all of it."""
-        recorder = self.recorder
-        if recorder is None:
-            return self.executor.forward(plan), None
-        planned_s = self.clock()
-        if recorder.announce(plan, planned_s):
+        recorder, planned_s = self.recorder, self.clock()
+        if recorder is not None and recorder.announce(plan, planned_s):
             self.channel.send(StepReply([], moments=recorder.take()))
         step = self.executor.forward(plan)
-        return step, (now_s, planned_s, getattr(step, "launched_s", 0.0), self.clock())
+        launched_s, forward_s = getattr(step, "launched_s", 0.0), self.clock()
+        self._model_s = forward_s - launched_s if launched_s else 0.0
+        launch = now_s, planned_s, launched_s, forward_s
+        return step, None if recorder is None else launch
 
     @property
     def is_held(self) -> bool:
@@ -173,10 +174,9 @@ class Scheduler:
         wait_s = self.clock() if recorder is not None else 0.0
         result = self.executor.read(step)
         read_s = self.clock() if recorder is not None else 0.0
-        if self.drafting is not None or self.planner.pacer is not None:
-            now_s = self.clock()
-            self._observe_step(plan, now_s - max(self._step_start_s, self._step_end_s))
-            self._step_end_s = now_s
+        now_s = self.clock()
+        self._observe_step(plan, result, now_s - max(self._step_start_s, self._step_end_s))
+        self._step_end_s = now_s
         reply = self.committer.commit(plan, result)
         if recorder is not None:
             recorder.committed(plan, result, wait_s, read_s)
@@ -185,11 +185,13 @@ class Scheduler:
         if reply.rids or reply.deltas or reply.moments:
             self.channel.send(reply)
 
-    def _observe_step(self, plan: StepPlan, seconds: float) -> None:
+    def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        items = Items.of(plan.items)
+        if not items.prefills and (items.drafts is None or items.drafts.continues):
+            seconds = self.planner.continuation.observe(items, result, seconds, self._model_s)
         if self.drafting is not None:
             self.drafting.observe_step(plan, seconds)
         if self.planner.pacer is not None:
-            items = Items.of(plan.items)
             num_tokens = sum(item.count for item in items.prefills)
             self.planner.pacer.observe(len(items.starts), num_tokens, seconds)
 

@@ -89,6 +89,23 @@ def make_admission(request: Request) -> Admission:
     )
 
 
+def allocate_beyond(
+    kv_manager: KVCacheManager, slots: Int64Array, computed: Int64Array, lens: Int64Array
+) -> None:
+    """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next in
+    any case; cut the lengths where there are not enough."""
+    is_missing = computed + lens > kv_manager.table.num_allocated[slots]
+    if kv_manager.window is not None and kv_manager.window.is_state:
+        is_missing[:] = True  # rows with pages ahead have few states there
+    for i in np.flatnonzero(is_missing & (lens > 0)).tolist():
+        request = kv_manager.request_in(int(slots[i]))
+        start, count = int(computed[i]), int(lens[i])
+        if not kv_manager.allocate(request, start + count):
+            num_left = min(count, max(0, request.num_allocated - start))
+            has_room = kv_manager.allocate(request, start + num_left)
+            lens[i] = num_left if has_room else 0
+
+
 def outside_of_spans(request: Request, end: int) -> int:
     """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
     each other. A span is computed in one step, even if it is larger than the step's budget.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError
+from radixlm.scheduler.continuation import Continuation
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
@@ -65,6 +66,8 @@ class Planner:
         self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
         self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
+        self.continuation = Continuation(limits, kv_manager)
+        self._num_unseen = 0  # tokens in turn until the next look at the queue
         self._is_paced = False  # the step's tokens are counted by their measured time
         self._staged_tokens = 0  # of the prompts that pass the stages together
         self._table = kv_manager.table
@@ -104,7 +107,8 @@ class Planner:
                 left = self._staged(prefilling, left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
-                if is_empty or self._index % self.limits.admit_every == 0:
+                if is_empty or self._num_unseen <= 0:
+                    self._num_unseen = self.limits.admit_every
                     self._admit_waiting(prefills, left, now_s)
         if not prefills and not len(slots):
             return self.plan(now_s) if self._resolve_deadlock() else None
@@ -121,6 +125,11 @@ class Planner:
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
+        num_passes = 1
+        if draft_lens is None and items.drafts is None and not items.prefills:
+            items.drafts = self.continuation.plan(items.decodes)
+            num_passes += int(items.drafts.lens.max()) if items.drafts is not None else 0
+        self._num_unseen -= num_passes
         updates, new_pages, copies = self.kv_manager.take_changes()
         plan = StepPlan(
             index=self._index,

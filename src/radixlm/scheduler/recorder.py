@@ -84,7 +84,7 @@ class StepRecorder:
                 (item.rid, "prefill", planned_s, now_s, item.count, item.start)
                 for item in items.prefills
             ]
-        if result.counts is not None:
+        if result.counts is not None and items.more_N is None:
             num_accepted = max(0, int(result.counts.sum()) - len(result.counts))
         free, evicted = self._pages.num_free, self._cache.num_evicted
         for part in self._other_parts:

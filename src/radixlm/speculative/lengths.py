@@ -258,7 +258,7 @@ class DraftLength:
         """The device's drafter proposes nothing; it rests if it will not for long."""
         self._num_idle += 1
         is_soon = self._num_steps + _SEEN_STEPS >= self._probe_after and not self.trial.is_off
-        if self._num_idle > _IDLE_STEPS and not is_soon:
+        if (self._num_idle > _IDLE_STEPS or self.trial.is_off) and not is_soon:
             self._num_seen = 0
             self._rest()
             return None

@@ -128,6 +128,21 @@ class MediaInputs:
     cross_attention_spans: tuple[CrossAttentionSpan, ...] = ()
 
 
+class Continuation(Record, eq=False):
+    """How a step whose S sequences decode goes on by itself: what it samples is computed at the
+    next place, up to ``len(rows)`` tokens a sequence.
+
+    counts_S  int32: tokens of each sequence
+    rows      kernels.cpu.sample.ROW [P, S]: how the tokens are sampled
+    store_GP  int32 [P - 1, S] for each group: where all tokens but the last are stored; 0 behind
+              the last of a sequence
+    """
+
+    counts_S: np.ndarray
+    rows: np.ndarray
+    store_GP: tuple[np.ndarray, ...]
+
+
 class MRopeIds(Record):
     """Position ids of ropes with sections (M-RoPE), int64: time, row and column.
 

@@ -76,6 +76,9 @@ class Drafts(Record, eq=False):
     ``is_late``: rows of which a step with drafts is still in flight. Their starts count all of its
     drafts as accepted, and the device subtracts those that it has refused.
 
+    ``continues``: no drafts, but tokens of the model itself: the step computes its rows up to
+    ``lens[n] + 1`` times, one token each, and samples each time. ``tokens`` is None.
+
     ``paths``: further paths of trees of drafts, of which ``tokens`` has the first. Each is an item
     of its row's slot and start, with the row's token and the path's drafts as ``tokens``, in pages
     of its own (``page_row``); it is sampled after each of its places."""
@@ -84,6 +87,7 @@ class Drafts(Record, eq=False):
     tokens: Int32Array | None
     is_late: NDArray[np.bool_] | None = None
     paths: tuple[Item, ...] = ()
+    continues: bool = False
 
 
 class Items(Sequence[Item]):
@@ -128,6 +132,15 @@ class Items(Sequence[Item]):
     def num_tokens(self) -> int:
         num_drafted = 0 if self.drafts is None else int(self.drafts.lens.sum())
         return len(self.starts) + num_drafted + sum(item.count for item in self.others)
+
+    @property
+    def more_N(self) -> Int32Array | None:
+        """Tokens behind the first that the rows compute one after another (``continues``)."""
+        return self.drafts.lens if self.drafts is not None and self.drafts.continues else None
+
+    def first_tokens(self) -> Items:
+        """The same sequences with one token each."""
+        return Items(self.decodes, self.starts, self.prefills)
 
     @property
     def paths(self) -> tuple[Item, ...]:

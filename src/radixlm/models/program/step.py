@@ -21,7 +21,7 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, StaticRope
 from radixlm.pools.state import StatePool, StateStep
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import Continuation, ForwardBatch
 
 if TYPE_CHECKING:
     from radixlm.models.decoder import DecoderModel
@@ -158,6 +158,33 @@ class StepProgram:
         if len(self._suppressed_tokens):
             out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
         return out_RD, out_RV[: self._num_logits]
+
+    def go_on(
+        self, batch: ForwardBatch, logits_RV: Tensor, how: Continuation
+    ) -> tuple[Tensor, Tensor] | None:
+        """Sample from the logits of the step that has just run, of sequences that decode, and go on
+        with their tokens: int64 and bool [P, S], the tokens and which rows hold a NaN or allow no
+        token. None where another pass needs more than the next position."""
+        has_table = all(isinstance(maker, StaticRope) for maker in self._ropes.makers)
+        if not has_table or self.backend.sparse is not None or batch.states is not None:
+            return None
+        if self._num_logits == 0 or self._builder.attention_groups is not None or batch.carried:
+            return None
+        step, draws, suppressed = self._step, native().Draws(), self._suppressed_tokens
+        shape = how.rows.shape
+        tokens_PS, is_bad_PS = torch.empty(shape, dtype=torch.int64), torch.empty(shape).bool()
+        ids, positions = batch.token_ids_T.to(torch.int32, copy=True), batch.positions_T.int()
+        kv_len, rows_S = batch.kv_len_S.clone(), torch.arange(shape[1], dtype=torch.int32)
+        step.ids, step.positions, step.kv_len = map(address, (ids, positions, kv_len))
+        step.rows, step.logits = address(rows_S), logits_RV.data_ptr()
+        step.ld_logits = logits_RV.stride(0)
+        draws.passes, draws.vocab = shape[0], logits_RV.shape[1]
+        draws.rows, draws.counts = how.rows.ctypes.data, how.counts_S.ctypes.data
+        draws.tokens, draws.is_bad = tokens_PS.data_ptr(), is_bad_PS.data_ptr()
+        draws.slots = [store.ctypes.data for store in how.store_GP]
+        draws.suppressed, draws.num_suppressed = suppressed.data_ptr(), len(suppressed)
+        self._program.go_on(step, draws)
+        return tokens_PS, is_bad_PS
 
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
