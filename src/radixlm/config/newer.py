@@ -241,7 +241,7 @@ _REFUSED: Mapping[str, str] = {
         return_input_ids return_output_ids""",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
-        enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file
+        enable_forward_pass_metrics export_metrics_to_file
         load_publish_endpoint=off stat_loggers""",
     "hooks inside the model": "forward_hooks msprobe_dump_config",
 }

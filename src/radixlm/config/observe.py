@@ -68,6 +68,11 @@ class ObserveConfig(Group):
     enable_metrics_for_all_schedulers: Annotated[
         bool, "Every scheduler reports its own metrics.", no_op("there is one scheduler")
     ] = False
+    enable_mfu_metrics: Annotated[
+        bool,
+        "Metrics of the floating point operations, and of the bytes read and written, estimated.",
+        Flag(part_of=("enable_metrics",)),
+    ] = False
     tokenizer_metrics_custom_labels_header: Annotated[
         str,
         "Header with labels for the metrics of requests, a JSON object.",

@@ -47,6 +47,7 @@ from radixlm.engine.limits import limits_for_pools, scheduler_limits, with_spars
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.load_model import fill, load_model
 from radixlm.engine.memory import MemoryNow, Pools, needs_memory, trial_pools
+from radixlm.engine.model_cost import make_cost
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
 from radixlm.engine.packed_weights import PackedWeights, available_bytes
@@ -337,6 +338,7 @@ def assemble(
         secret = store_secret(config)
         arrivals = PageArrivals(pages.manifest.digest, pages.options, policy, secret)
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    features += make_cost(config, info.decoder, engine.parts, engine.facts["weight_bytes"])
     if engine.packed.writer is not None:
         features.append(engine.packed)
     handover = make_handover(pages.worker.tiers) if pages is not None else []

@@ -79,14 +79,6 @@ MISSING_NEWER = {
         "CUDA graphs and the GPU report no figures",
     ),
     **dict.fromkeys(
-        (
-            "estimated_flops_per_gpu_total",
-            "estimated_read_bytes_per_gpu_total",
-            "estimated_write_bytes_per_gpu_total",
-        ),
-        "--enable-mfu-metrics is refused",
-    ),
-    **dict.fromkeys(
         ("eplb_balancedness", "eplb_gpu_physical_count"), "expert_balancedness_10, ... tell it"
     ),
     **dict.fromkeys(
