@@ -231,11 +231,6 @@ FIELDS: tuple[Field, ...] = (
         "multi_item_delimiter_indices token_indices_to_pool kv_hints "
         "return_flat_raw_top_logprobs http_worker_ipc",
     ),
-    *_unsupported(
-        "encode embeddings score",
-        "vectors in the place of tokens are not supported: /generate takes input_embeds",
-        "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
-    ),
     # of vLLM and llama.cpp
     *_unsupported(
         "openai sampling_params", "this sampler is not supported", "typical_p", (*EMPTY, 1)
