@@ -211,7 +211,6 @@ FIELDS: tuple[Field, ...] = (
         "log-probabilities are computed as the server was started",
         "sampling_logprobs_mode",
     ),
-    *_unsupported("generate", "entropies are not returned", "return_entropy"),
     *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config"),
     *_unsupported(
         "generate chat",

@@ -31,12 +31,13 @@ class Finish(msgspec.Struct, frozen=True):
 class Logprobs(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of consecutive positions, of the prompt or of the output. ``chosen``: of
     the tokens themselves; ``top``: of the likeliest; ``asked``: of the requested ids. ``kept``:
-    what output tokens were drawn from."""
+    what output tokens were drawn from; ``entropy``: of their distributions, in nats."""
 
     chosen: list[Logprob] = []
     top: list[TopLogprobs | None] = []
     asked: list[TopLogprobs | None] = []
     kept: list[Kept] = []
+    entropy: list[float] = []
 
     def first(self, count: int) -> Logprobs:
         """The first ``count`` positions."""
