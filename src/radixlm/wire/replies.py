@@ -104,7 +104,8 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
     memory that its engine has given back. ``num_prefilled``: prompt tokens computed since the
     start, ``num_hits``: found in the prefix cache. ``tiers``: figures of features: of pages that
-    arrive (``engine/features/page_arrivals.py``), of grammars."""
+    arrive (``engine/features/page_arrivals.py``), of grammars. ``forward_s``: seconds of steps
+    since the start, by what they computed: "extend" (prompts), "decode" or "mixed"."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -128,6 +129,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     drafts: DraftTotals | None = None
     tiers: dict[str, float] = {}
     pages: PageCounts | None = None
+    forward_s: dict[str, float] = {}
 
 
 # what the scheduler does with a request: its id; "prefill" (of a chunk), "grammar" (compiled) or

@@ -107,7 +107,6 @@ MISSING_NEWER = {
     **dict.fromkeys(
         (
             "decode_sum_seq_lens",
-            "forward_execution_seconds_total",
             "per_stage_req_latency_seconds",
             "num_retracted_input_tokens_total",
             "num_retracted_output_tokens_total",
@@ -141,6 +140,9 @@ MISSING = {
 }
 
 
+STEPS = ("extend", "decode", "mixed")
+
+
 def exposed(text: str) -> set[str]:
     """Names of samples, and of the families of histograms."""
     return {
@@ -172,6 +174,12 @@ async def test_a_server_serves_them(toy_folder: Any) -> None:
         assert {kinds[name] for name in COUNTERS if name in kinds} == {"counter"}
         modes = re.findall(r'^sglang:realtime_tokens_total\{.*mode="(\w+)"', text, re.MULTILINE)
         assert sorted(modes) == ["decode", "prefill_cache", "prefill_compute"]
+        await made.post("/generate", text="hi")
+        assert made.engine.scheduler.recorder is not None
+        seconds = made.engine.scheduler.recorder.forward_s
+        assert seconds["extend"] > 0 < seconds["decode"] and tuple(seconds) == STEPS
+        shown = re.findall(r'^sglang:forward_execution.*category="(\w+)"', text, re.MULTILINE)
+        assert sorted(shown) == sorted(STEPS)
     missing = {name for name in (*REFERENCE, *NEWER) if name not in found}
     assert missing <= {*MISSING, *MISSING_NEWER, *PAIR_GAUGES, *COUNTERS}
 

@@ -257,9 +257,13 @@ def gauges(state: ServerState) -> dict[str, float]:
         **_estimates(state),
         "num_retracted_requests_total": load_.num_retracted,
         "evicted_tokens_total": load_.num_evicted_tokens,
-        "realtime_tokens_total prefill_compute": load_.num_prefilled,
-        "realtime_tokens_total prefill_cache": load_.num_hits,
-        "realtime_tokens_total decode": load_.num_generated,
+        "realtime_tokens_total mode=prefill_compute": load_.num_prefilled,
+        "realtime_tokens_total mode=prefill_cache": load_.num_hits,
+        "realtime_tokens_total mode=decode": load_.num_generated,
+        **{
+            f"forward_execution_seconds_total category={kind}": load_.forward_s.get(kind, 0.0)
+            for kind in ("extend", "decode", "mixed")
+        },
         "num_streaming_sessions": state.sessions.num_streaming,
         "num_grammar_total": load_.tiers.get("grammar_requests", 0),
         "num_grammar_cache_hit_total": load_.tiers.get("grammar_hits", 0),
