@@ -1,4 +1,4 @@
-"""--enable-mfu-metrics: operations and bytes, compared with loops and with the checkpoint's size."""
+"""--enable-mfu-metrics: operations and bytes, compared with loops and with a checkpoint's size."""
 
 from __future__ import annotations
 
