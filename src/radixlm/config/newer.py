@@ -236,9 +236,7 @@ _REFUSED: Mapping[str, str] = {
         rl_on_policy_target""",
     "options of media processing for all requests": "mm_process_config",
     "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
-    "other fields in answers": """
-        enable_return_indexer_topk padded_output_tokens
-        return_input_ids return_output_ids""",
+    "other fields in answers": "enable_return_indexer_topk padded_output_tokens",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
         enable_forward_pass_metrics export_metrics_to_file

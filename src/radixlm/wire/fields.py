@@ -249,8 +249,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported(
         "sampling_params", "send return_logprob and logprob_start_len 0", "prompt_logprobs", (None,)
     ),
-    *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
-    *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),
     *_unsupported("chat", "task prompts are not supported: write the task in a message", "task"),
     *_unsupported("chat", "this server answers with text only", "audio"),
     *_unsupported("chat", "this server does not search the web", "web_search_options"),
