@@ -235,7 +235,6 @@ _REFUSED: Mapping[str, str] = {
         enable_deepseek_v4_fp4_indexer enable_fp32_lm_head enable_precise_embedding_interpolation
         rl_on_policy_target""",
     "options of media processing for all requests": "mm_process_config",
-    "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
     "other fields in answers": "enable_return_indexer_topk padded_output_tokens",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
