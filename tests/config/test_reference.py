@@ -33,6 +33,7 @@ OUR_DEFAULTS = {
     "--numa-node": None,
     "--enable-multimodal": None,
     "--max-loras-per-batch": None,
+    "--num-continuous-decode-steps": None,
 }
 """Where we differ on purpose, or where the reference's tables disagree with each other."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import math
 import re
 import subprocess
 import sys
@@ -172,6 +173,16 @@ def test_generate_for_a_model_that_reasons() -> None:
         assert "output_token_logprobs" not in meta
         for token, mask in zip(drawn["output_ids"], masks, strict=True):
             assert token in mask and len(mask) < 50  # equally likely tokens stay together
+        asked = {"return_logprob": True, "top_logprobs_num": 2048, "return_entropy": [True, False]}
+        both = engine.generate([prompt, prompt], {"max_new_tokens": 3, "temperature": 1}, **asked)
+        assert "output_token_entropy_val" not in both[1]["meta_info"]
+        meta = both[0]["meta_info"]
+        rows = [[row[0] for row in rows] for rows in meta["output_top_logprobs"]]
+        wanted = [-math.fsum(math.exp(value) * value for value in row) for row in rows]
+        assert meta["output_token_entropy_val"] == pytest.approx(wanted, abs=1e-4)
+        (alone,) = engine.generate([prompt], {"max_new_tokens": 3}, return_entropy=True)
+        assert len(alone["meta_info"]["output_token_entropy_val"]) == 3
+        assert "output_token_logprobs" not in alone["meta_info"]
         with pytest.raises(InvalidRequest, match=r"return_sampling_mask.*top_k"):
             engine.generate(prompt, {"top_p": 0.5}, return_sampling_mask=True)
     with radixlm.Engine(random_seed=1, reasoning_parser="none") as engine:

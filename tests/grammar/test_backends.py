@@ -385,6 +385,7 @@ def test_a_grammar_that_turns_out_too_complex_is_refused_later() -> None:
 
 
 COMPACT, SPACED = '{"a": [1, 2]}', '{ "a" :\n[1,\t2]}'
+WIDE, WIDER = '{"a":\n\n [1, 2]}', '{"a":\n\n  [1, 2]}'
 
 
 @pytest.mark.parametrize(
@@ -393,6 +394,9 @@ COMPACT, SPACED = '{"a": [1, 2]}', '{ "a" :\n[1,\t2]}'
         ("llguidance", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),
         ("llguidance", GrammarOptions(disable_any_whitespace=True), [COMPACT], [SPACED]),
         ("llguidance", GrammarOptions(whitespace_pattern="[ ]"), [COMPACT], [SPACED]),
+        ("llguidance", GrammarOptions(max_whitespace=3), [COMPACT, SPACED, WIDE], [WIDER]),
+        ("xgrammar", GrammarOptions(max_whitespace=3), [COMPACT, SPACED, WIDE], [WIDER]),
+        ("outlines", GrammarOptions(max_whitespace=3), [COMPACT, SPACED, WIDE], [WIDER]),
         ("xgrammar", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),
         ("xgrammar", GrammarOptions(disable_any_whitespace=True), [COMPACT], [SPACED]),
         ("outlines", GrammarOptions(), [COMPACT, SPACED], ['{"a":' + " " * 60 + "[1, 2]}"]),

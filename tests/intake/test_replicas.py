@@ -216,8 +216,9 @@ async def test_the_load_is_that_of_all() -> None:
 async def test_figures_of_tiers_are_added() -> None:
     two = Two()
     for link, tokens in zip(two.links, (32, 16), strict=True):
-        link.say(Heartbeat(LoadReport(tiers={"kept_tokens": tokens})))
+        link.say(Heartbeat(LoadReport(tiers={"kept_tokens": tokens}, forward_s={"mixed": 0.5})))
     assert two.intake.load.tiers == {"kept_tokens": 48}
+    assert two.intake.load.forward_s == {"mixed": 1.0}
 
 
 async def test_drafts_of_all_are_counted_together() -> None:

@@ -57,6 +57,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         Conflict("enable_return_routed_experts", split, "rank 0 would know only some of them")
         for split in ("pp_size", "enable_dp_attention", "disaggregation_mode=prefill|decode")
     ),
+    *(
+        Conflict("constrained_json_max_whitespace_cnt", other, "both say what is allowed in JSON")
+        for other in (
+            "constrained_json_whitespace_pattern",
+            "constrained_json_disable_any_whitespace",
+        )
+    ),
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from radixlm.config.flag import AUTO, Flag, Group, no_op
+from radixlm.config.flag import AUTO, POSITIVE, Flag, Group, no_op
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -23,6 +23,11 @@ class GrammarConfig(Group):
         bool,
         "JSON output on one line, with one blank after a comma and a colon and none elsewhere.",
     ] = False
+    constrained_json_max_whitespace_cnt: Annotated[
+        int | None,
+        "Characters of white space between two tokens of JSON output, at most.",
+        Flag(within=POSITIVE),
+    ] = None
     disable_outlines_disk_cache: Annotated[
         bool,
         "Keep no compiled grammars of outlines on disk.",

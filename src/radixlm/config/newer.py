@@ -193,7 +193,6 @@ _DETAILS: Mapping[str, str] = {
     "kv_canary": "kv_canary_real_data kv_canary_sweep_interval",
     "enable_flexkv": "flexkv_config_file",
     "enable_pdmux": "pdmux_config_path",
-    "export_metrics_to_file": "export_metrics_to_file_dir",
     "enable_int8_mamba_checkpoint": "int8_mamba_ckpt_size",
     "enable_mamba_cache_stochastic_rounding": "mamba_cache_philox_rounds",
     "debug_tensor_dump_output_folder": "debug_tensor_dump_layers",
@@ -235,14 +234,10 @@ _REFUSED: Mapping[str, str] = {
         enable_deepseek_v4_fp4_indexer enable_fp32_lm_head enable_precise_embedding_interpolation
         rl_on_policy_target""",
     "options of media processing for all requests": "mm_process_config",
-    "a bound on white space in JSON": "constrained_json_max_whitespace_cnt",
-    "other fields in answers": """
-        enable_return_indexer_topk padded_output_tokens
-        return_input_ids return_output_ids""",
+    "other fields in answers": "enable_return_indexer_topk padded_output_tokens",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
-        enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file
-        load_publish_endpoint=off stat_loggers""",
+        enable_forward_pass_metrics load_publish_endpoint=off stat_loggers""",
     "hooks inside the model": "forward_hooks msprobe_dump_config",
 }
 """Feature -> flags that ask for it; "name=value,value" lists the values that do not."""

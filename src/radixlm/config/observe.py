@@ -68,6 +68,19 @@ class ObserveConfig(Group):
     enable_metrics_for_all_schedulers: Annotated[
         bool, "Every scheduler reports its own metrics.", no_op("there is one scheduler")
     ] = False
+    enable_mfu_metrics: Annotated[
+        bool,
+        "Metrics of the floating point operations, and of the bytes read and written, estimated.",
+        Flag(part_of=("enable_metrics",)),
+    ] = False
+    export_metrics_to_file: Annotated[
+        bool, "Append counts and times of each request to a file an hour, without texts."
+    ] = False
+    export_metrics_to_file_dir: Annotated[
+        str | None,
+        "The folder of these files.",
+        Flag(part_of=("export_metrics_to_file",)),
+    ] = None
     tokenizer_metrics_custom_labels_header: Annotated[
         str,
         "Header with labels for the metrics of requests, a JSON object.",

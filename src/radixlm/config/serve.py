@@ -157,6 +157,12 @@ class ServeConfig(Group):
     enable_cache_report: Annotated[
         bool, "Report in 'usage' how many prompt tokens were cached."
     ] = False
+    return_input_ids: Annotated[
+        bool, "Answer every chat with its prompt's token ids (return_input_ids_in_sglext)."
+    ] = False
+    return_output_ids: Annotated[
+        bool, "Answer every chat with its tokens' ids (return_output_ids_in_sglext)."
+    ] = False
     stream_output: Annotated[
         bool, "Stream only the new text in /generate instead of all text so far."
     ] = False

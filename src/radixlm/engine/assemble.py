@@ -47,6 +47,7 @@ from radixlm.engine.limits import limits_for_pools, scheduler_limits, with_spars
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.load_model import fill, load_model
 from radixlm.engine.memory import MemoryNow, Pools, needs_memory, trial_pools
+from radixlm.engine.model_cost import make_cost
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
 from radixlm.engine.packed_weights import PackedWeights, available_bytes
@@ -69,7 +70,7 @@ from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
-from radixlm.executor.media import EncoderCache
+from radixlm.executor.media import EncoderCache, NoEncoder
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner
 from radixlm.intake.tensor_spool import TensorSpool
@@ -260,7 +261,8 @@ def load_engine(
     )  # fmt: skip
     facts = _facts(info, pools, limits, loaded)
     facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None
-    updater.follow(facts, draft, loader, parts.media, occupation.exchange)
+    encoder = parts.media if _has_encoder(config, info) else None
+    updater.follow(facts, draft, loader, encoder, occupation.exchange)
     return LoadedEngine(
         device, parts, limits, loaded.packed, steps.graph_sizes, controls, loader, facts, updater,
         occupation, pages, steps.kept,
@@ -337,6 +339,7 @@ def assemble(
         secret = store_secret(config)
         arrivals = PageArrivals(pages.manifest.digest, pages.options, policy, secret)
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    features += make_cost(config, info.decoder, engine.parts, engine.facts["weight_bytes"])
     if engine.packed.writer is not None:
         features.append(engine.packed)
     handover = make_handover(pages.worker.tiers) if pages is not None else []
@@ -432,13 +435,17 @@ def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> di
     }
 
 
+def _has_encoder(config: ServerConfig, info: ModelInfo) -> bool:
+    return info.is_multimodal and config.media.enable_multimodal is not False
+
+
 def _media(
     config: ServerConfig, info: ModelInfo, device: torch.device, source: WeightsSource | None
-) -> EncoderCache | None:
+) -> EncoderCache:
     """The multimodal encoder, if the model has one and it is enabled; of ``source``, if that takes
     the place of the checkpoint."""
-    if not info.is_multimodal or config.media.enable_multimodal is False:
-        return None
+    if not _has_encoder(config, info):
+        return EncoderCache(NoEncoder())
     if source is not None:
         info = replace(info, folder=Path(source.folder))
     return cast(EncoderCache, load("radixlm.engine.mm_encoders:encoder_cache")(info, device))

@@ -28,6 +28,7 @@ class MetaInfo(TypedDict):
     output_token_sampling_mask: NotRequired[list[list[int]]]
     output_token_sampling_logprobs: NotRequired[list[float]]
     output_token_sampling_mask_length: NotRequired[int]
+    output_token_entropy_val: NotRequired[list[float]]
 
 
 class Generation(TypedDict):

@@ -20,7 +20,7 @@ from torch import Tensor
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.encoder_outputs import EncoderOutputs
 from radixlm.step.batch import ForwardBatch, MediaInputs
-from radixlm.step.plan import Item, StepPlan
+from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.media import ROWS, Media
 
@@ -40,6 +40,13 @@ class MultimodalEncoder(Protocol):
 
     def encode(self, media: Media) -> Tensor:
         """float32 [1 + L, N, D]: input embeddings, then what DeepStack layers add."""
+
+
+class NoEncoder:
+    """Of models that read text: clients may send vectors in the place of tokens (``ROWS``)."""
+
+    def encode(self, media: Media) -> Tensor:
+        raise ValueError("the model has no encoder")
 
 
 class EncoderCache:
@@ -99,6 +106,8 @@ class EncoderCache:
         """Write the embeddings of this step's placeholders into the batch. Returns request id ->
         error for the requests whose media failed; the others go on."""
         failed: dict[str, ItemResult] = {}
+        if self._cross_attention_token is None and not Items.of(plan.items).others:
+            return failed
         at, spans = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():

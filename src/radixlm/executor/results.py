@@ -386,7 +386,7 @@ def _bad_row_message(state: SlotState | None) -> str:
 
 def logprob_request(need: LogprobParams) -> lp.LogprobRequest:
     """The request's parameters as the sampler takes them."""
-    return lp.LogprobRequest(need.top, need.token_ids, need.kept)
+    return lp.LogprobRequest(need.top, need.token_ids, need.kept, need.entropy)
 
 
 def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams) -> None:
@@ -398,3 +398,5 @@ def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: Log
         whole.asked.append(list(zip(*found.of_token_ids[row], strict=True)))
     if row in found.kept:
         whole.kept.append(found.kept[row])
+    if row in found.entropy:
+        whole.entropy.append(found.entropy[row])

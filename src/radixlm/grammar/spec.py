@@ -40,10 +40,19 @@ class GrammarSpec(Record):
 
 class GrammarOptions(Record):
     """Server options. ``whitespace_pattern`` is a regular expression for the white space between
-    JSON tokens; ``disable_any_whitespace`` allows only "{"a": 1, "b": 2}"."""
+    JSON tokens; ``disable_any_whitespace`` allows only "{"a": 1, "b": 2}"; ``max_whitespace``:
+    characters of white space between two tokens, any of JSON's."""
 
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
+    max_whitespace: int | None = None
+
+    def pattern(self, default: str, least: int) -> str:
+        """The expression for white space of ``least`` characters or more: ``default`` where the
+        options say nothing."""
+        if self.max_whitespace is not None:
+            return rf"[ \t\r\n]{{{least},{self.max_whitespace}}}"
+        return self.whitespace_pattern or default
 
 
 class Matcher(Protocol):

@@ -47,6 +47,7 @@ class TrialSetup(Record):
     whitespace_pattern: str | None
     disable_any_whitespace: bool
     special: tuple[str, ...]
+    max_whitespace: int | None = None
 
     @classmethod
     def of(cls, backend: str, tokenizer: Tokenizer, options: GrammarOptions | None) -> TrialSetup:
@@ -54,7 +55,8 @@ class TrialSetup(Record):
         options = options or GrammarOptions()
         texts = (tokenizer.id_to_piece(i) for i in sorted(tokenizer.special_ids))
         pattern, is_compact = options.whitespace_pattern, options.disable_any_whitespace
-        return cls(backend, pattern, is_compact, tuple(t for t in texts if t))
+        special = tuple(text for text in texts if text)
+        return cls(backend, pattern, is_compact, special, options.max_whitespace)
 
 
 class TooSlow(Exception):
@@ -176,9 +178,9 @@ class ByteTokenizer:
 
 def main() -> None:
     """The process: one line with the setup, then one for each grammar; a byte answers each."""
-    name, pattern, is_compact, special = json.loads(sys.stdin.readline())
+    name, pattern, is_compact, special, most = json.loads(sys.stdin.readline())
     tokenizer: Any = ByteTokenizer(special)
-    options = GrammarOptions(whitespace_pattern=pattern, disable_any_whitespace=is_compact)
+    options = GrammarOptions(pattern, is_compact, most)
     create = load("radixlm.grammar.compile:create_backend")
     backend = create(name, tokenizer, (), tokenizer.vocab_size, options)
     for first in (GrammarSpec("regex", "a"), GrammarSpec("json_object")):

@@ -250,7 +250,8 @@ class RequestValidator(Record):
         if need is None:
             return count
         kept = max(0, request.sampling.top_k) if need.kept else 0
-        of_position = (1 + need.top + len(need.token_ids) + kept) * max(1, request.sampling.n)
+        numbers = 1 + need.top + len(need.token_ids) + kept + need.entropy
+        of_position = numbers * max(1, request.sampling.n)
         from_prompt = max(0, num_prompt - need.prompt_from) if need.prompt_from >= 0 else 0
         if request.sampling.max_new_tokens is None:
             count = min(count, max(1, most // of_position - from_prompt))

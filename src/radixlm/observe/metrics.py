@@ -106,12 +106,19 @@ PAIR_GAUGES: dict[str, str] = {
 }
 """Of prefill and decode servers."""
 REALTIME = "Tokens while they are computed: of prompts, found in the prefix cache, generated."
+FORWARD = "Seconds of steps: of prompts, of tokens after them, of both."
 COUNTERS: dict[str, str] = {
     "num_retracted_requests_total": "Retractions: requests that gave their cache back.",
     "evicted_tokens_total": "Tokens that the prefix cache gave up.",
-    "realtime_tokens_total prefill_compute": REALTIME,
-    "realtime_tokens_total prefill_cache": REALTIME,
-    "realtime_tokens_total decode": REALTIME,
+    "realtime_tokens_total mode=prefill_compute": REALTIME,
+    "realtime_tokens_total mode=prefill_cache": REALTIME,
+    "realtime_tokens_total mode=decode": REALTIME,
+    "forward_execution_seconds_total category=extend": FORWARD,
+    "forward_execution_seconds_total category=decode": FORWARD,
+    "forward_execution_seconds_total category=mixed": FORWARD,
+    "estimated_flops_per_gpu_total": "Floating point operations, estimated.",
+    "estimated_read_bytes_per_gpu_total": "Bytes of weights and KV cache read, estimated.",
+    "estimated_write_bytes_per_gpu_total": "Bytes of the KV cache written, estimated.",
     "num_grammar_total": "Requests with a grammar.",
     "num_grammar_cache_hit_total": "Those whose grammar had been compiled before.",
     "num_grammar_aborted_total": "Those whose grammar could not be compiled.",
@@ -127,7 +134,7 @@ COUNTERS: dict[str, str] = {
     "radixlm:spec_draft_steps_total": "Steps that verified drafts.",
     "radixlm:spec_draft_seconds_total": "Seconds of drafting on the host.",
 }
-"""What follows a space is the label ``mode``."""
+"""What follows a space is a label and its value."""
 """What engines count since their start."""
 DRAFT_COUNTERS: dict[str, str] = {
     "num_rounds": "spec_verify_calls_total",
@@ -233,8 +240,8 @@ class Totals:
     def collect(self) -> Iterable[CounterMetricFamily]:
         families: dict[str, CounterMetricFamily] = {}
         for counter, now in self._now.items():
-            name, _, mode = counter.partition(" ")
-            labels = {**self._labels, "mode": mode} if mode else self._labels
+            name, _, label = counter.partition(" ")
+            labels = {**self._labels, **dict([label.split("=")])} if label else self._labels
             if name not in families:
                 text, names = COUNTERS[counter], tuple(labels)
                 families[name] = CounterMetricFamily(full_name(name), text, labels=names)

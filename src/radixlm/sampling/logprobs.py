@@ -19,11 +19,13 @@ Pairs = tuple[list[float], list[int]]
 
 class LogprobRequest(Record):
     """Log-probabilities besides that of a row's own token: of the ``top`` most likely tokens and of
-    ``token_ids``. ``kept``: also what the row's token was drawn from."""
+    ``token_ids``. ``kept``: also what the row's token was drawn from; ``entropy``: also that of the
+    row."""
 
     top: int = 0
     token_ids: tuple[int, ...] = ()
     kept: bool = False
+    entropy: bool = False
 
 
 class Logprobs(Record):
@@ -32,13 +34,14 @@ class Logprobs(Record):
     ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;
     ``of_token_ids[r]`` is (values, ids) in the requested order; both are empty if not requested.
     ``kept`` has the rows that want it: the log-probability of the row's token among those that it
-    was drawn from, and their ids, most likely first.
+    was drawn from, and their ids, most likely first. ``entropy`` has those that want that, in nats.
     """
 
     chosen: list[float]
     top: list[Pairs]
     of_token_ids: list[Pairs]
     kept: dict[int, tuple[float, list[int]]] = field(default_factory=dict)
+    entropy: dict[int, float] = field(default_factory=dict)
 
 
 def compute_logprobs(
@@ -62,6 +65,15 @@ def gather_logprobs(
             for row, request in zip(logprobs_RV, wanted, strict=True)
         ],
     )
+
+
+def entropies(logits_RV: Tensor, wanted: Sequence[LogprobRequest | None]) -> dict[int, float]:
+    """``Logprobs.entropy`` of the rows that want it, computed in fp32."""
+    rows = [row for row, one in enumerate(wanted) if one is not None and one.entropy]
+    if not rows:
+        return {}
+    probs_RV = torch.softmax(logits_RV[rows].float(), dim=-1)
+    return dict(zip(rows, torch.special.entr(probs_RV).sum(-1).tolist(), strict=True))
 
 
 def _top(logprobs_RV: Tensor, nums: list[int]) -> list[Pairs]:

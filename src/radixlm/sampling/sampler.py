@@ -40,7 +40,13 @@ from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu, cuda
 from radixlm.sampling.drafts import Accepted, DraftRows
-from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
+from radixlm.sampling.logprobs import (
+    LogprobRequest,
+    Logprobs,
+    Pairs,
+    entropies,
+    gather_logprobs,
+)
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
 from radixlm.sampling.table import (
@@ -140,9 +146,12 @@ class Sampler:
                     one if k else None for one, k in zip(wanted, kept_R.tolist(), strict=True)
                 ]
             kept = self._kept(logits_RV, slots, tokens_R, wanted)
-            gpu = None if kept else gpu
-            logprobs = self._logprobs(self._scaled(logits_RV, slots), tokens_R, wanted, gpu)
-            logprobs = replace(logprobs, kept=kept) if kept else logprobs
+            scaled_RV = self._scaled(logits_RV, slots)
+            entropy = entropies(scaled_RV, wanted)
+            gpu = None if kept or entropy else gpu
+            logprobs = self._logprobs(scaled_RV, tokens_R, wanted, gpu)
+            if kept or entropy:
+                logprobs = replace(logprobs, kept=kept, entropy=entropy)
         return SampleResult(tokens_R, logprobs, is_bad_R, errors, accepted)
 
     def _scaled(self, logits_RV: Tensor, slots: Sequence[int]) -> Tensor:

@@ -416,6 +416,7 @@ class Scheduler:
             num_grammar_queue=int(stats.get("grammar_queue", 0)),
             tiers=stats,
             pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
+            forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
         )
 
 

@@ -44,6 +44,8 @@ class StepRecorder:
         self._pages, self._cache = first.pages, first.prefix_cache
         self.moments: list[Moment] = []
         self.num_prefilled = 0  # prompt tokens since the start
+        # seconds of steps since the start: launching the model, sampling, waiting for results
+        self.forward_s = {"extend": 0.0, "decode": 0.0, "mixed": 0.0}
 
     def announce(self, plan: StepPlan, now_s: float) -> bool:
         """Before a step that takes long, note the prompts that it computes; whether it is one."""
@@ -84,6 +86,10 @@ class StepRecorder:
                 (item.rid, "prefill", planned_s, now_s, item.count, item.start)
                 for item in items.prefills
             ]
+        decodes = "mixed" if items.prefills else "decode"
+        self.forward_s[decodes if len(items.starts) else "extend"] += (
+            forward_s - model_s + sampled_s - sample_s + read_s - wait_s
+        )
         if result.counts is not None and items.more_N is None:
             num_accepted = max(0, int(result.counts.sum()) - len(result.counts))
         free, evicted = self._pages.num_free, self._cache.num_evicted

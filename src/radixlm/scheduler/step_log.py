@@ -63,7 +63,9 @@ class StepLog:
         if now_s - self._prefill_s < PREFILL_S:
             return
         self._prefill_s = now_s
-        late = [r for r in running if r.is_prefilling and now_s - r.started_s >= PREFILL_S]
+        # a grammar's forced tokens are computed like prompts, behind them
+        begun = (r for r in running if now_s - r.started_s >= PREFILL_S)
+        late = [r for r in begun if r.num_committed < r.prompt_len]
         if not late:
             return
         request = late[0]

@@ -211,7 +211,6 @@ FIELDS: tuple[Field, ...] = (
         "log-probabilities are computed as the server was started",
         "sampling_logprobs_mode",
     ),
-    *_unsupported("generate", "entropies are not returned", "return_entropy"),
     *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config"),
     *_unsupported(
         "generate chat",
@@ -230,11 +229,6 @@ FIELDS: tuple[Field, ...] = (
         "need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
         "multi_item_delimiter_indices token_indices_to_pool kv_hints "
         "return_flat_raw_top_logprobs http_worker_ipc",
-    ),
-    *_unsupported(
-        "encode embeddings score",
-        "vectors in the place of tokens are not supported: /generate takes input_embeds",
-        "embed_override_token_id embed_overrides query_embed_overrides item_embed_overrides",
     ),
     # of vLLM and llama.cpp
     *_unsupported(
@@ -255,8 +249,6 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported(
         "sampling_params", "send return_logprob and logprob_start_len 0", "prompt_logprobs", (None,)
     ),
-    *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
-    *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),
     *_unsupported("chat", "task prompts are not supported: write the task in a message", "task"),
     *_unsupported("chat", "this server answers with text only", "audio"),
     *_unsupported("chat", "this server does not search the web", "web_search_options"),

@@ -31,12 +31,13 @@ class Finish(msgspec.Struct, frozen=True):
 class Logprobs(msgspec.Struct, omit_defaults=True):
     """Log-probabilities of consecutive positions, of the prompt or of the output. ``chosen``: of
     the tokens themselves; ``top``: of the likeliest; ``asked``: of the requested ids. ``kept``:
-    what output tokens were drawn from."""
+    what output tokens were drawn from; ``entropy``: of their distributions, in nats."""
 
     chosen: list[Logprob] = []
     top: list[TopLogprobs | None] = []
     asked: list[TopLogprobs | None] = []
     kept: list[Kept] = []
+    entropy: list[float] = []
 
     def first(self, count: int) -> Logprobs:
         """The first ``count`` positions."""
@@ -103,7 +104,8 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
     memory that its engine has given back. ``num_prefilled``: prompt tokens computed since the
     start, ``num_hits``: found in the prefix cache. ``tiers``: figures of features: of pages that
-    arrive (``engine/features/page_arrivals.py``), of grammars."""
+    arrive (``engine/features/page_arrivals.py``), of grammars. ``forward_s``: seconds of steps
+    since the start, by what they computed: "extend" (prompts), "decode" or "mixed"."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -127,6 +129,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     drafts: DraftTotals | None = None
     tiers: dict[str, float] = {}
     pages: PageCounts | None = None
+    forward_s: dict[str, float] = {}
 
 
 # what the scheduler does with a request: its id; "prefill" (of a chunk), "grammar" (compiled) or

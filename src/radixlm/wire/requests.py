@@ -30,12 +30,14 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 class LogprobParams(msgspec.Struct, frozen=True):
     """Which log-probabilities a request wants: those of the prompt tokens from index
     ``prompt_from`` on (none if < 0), of the ``top`` likeliest tokens and of ``token_ids``.
-    ``kept``: also which tokens top_k, top_p and min_p left to draw each output token from."""
+    ``kept``: also which tokens top_k, top_p and min_p left to draw each output token from.
+    ``entropy``: also that of the distribution of each output token."""
 
     prompt_from: int = -1
     top: int = 0
     token_ids: tuple[int, ...] = ()
     kept: bool = False
+    entropy: bool = False
 
 
 class PoolingParams(msgspec.Struct, frozen=True):

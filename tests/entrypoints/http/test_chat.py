@@ -228,6 +228,24 @@ async def test_where_cached_tokens_were(server: ScriptedServer) -> None:
         assert "sglext" not in (await server.post(path, **body)).json()
 
 
+@pytest.mark.parametrize("by_flag", [False, True])
+async def test_token_ids_are_told_in_sglext(toy_folder: Path, by_flag: bool) -> None:
+    names = "return_input_ids", "return_output_ids"
+    options: dict[str, Any] = dict.fromkeys(names, by_flag)
+    fields = {} if by_flag else {f"{name}_in_sglext": True for name in names}
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "max_tokens": 3, **fields}
+    async with scripted_server(toy_folder, {}, **options) as server:
+        whole = (await server.post(CHAT, **body, return_token_ids=True)).json()
+        chunks = await server.events(CHAT, **body, stream_options={"include_usage": True})
+        other = (await server.post(CHAT, **{**body, "return_output_ids_in_sglext": False})).json()
+    found = whole["sglext"]
+    assert found["input_ids"] == whole["prompt_token_ids"]
+    assert found["output_ids"] == [choice["token_ids"] for choice in whole["choices"]]
+    assert [c["sglext"] for c in chunks if "sglext" in c] == [found]
+    assert chunks[-2]["choices"] == [] and "usage" in chunks[-1]
+    assert ("output_ids" in other["sglext"]) == by_flag
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -23,7 +23,7 @@ from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import tool_specs
 
 PATCH = 'add "x"\n*** End'
-GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: LINE+"}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: LINE+\nLINE: /.*\\n?/"}
 TOOLS: Any = [
     {"type": "custom", "name": "patch", "description": "Edit.", "format": GRAMMAR},
     {
@@ -112,12 +112,24 @@ def test_an_image_may_be_a_tools_result() -> None:
     assert message["content"] == [{"type": "image_url", "image_url": {"url": image["image_url"]}}]
 
 
+LINES = 'start: (KEY "=" /.*/ LF)+\nKEY: /[a-z\\/]+/\n%import common.LF'
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_regular_expression_holds_the_input(choice: str) -> None:
+@pytest.mark.parametrize(
+    ("syntax", "definition", "good", "bad"),
+    [
+        ("regex", "[ab]|^c$", ["a", "b", "c"], ["d", "ab", ""]),
+        ("lark", LINES, ["a=1\n", 'a/b="\\u"\nc=\n'], ["a=1", "a\n", "", 'a="\r\n\n']),
+    ],
+)
+def test_a_grammar_holds_the_input(
+    choice: str, syntax: str, definition: str, good: list[str], bad: list[str]
+) -> None:
     """Of a call that the model begins, and of one that is asked for."""
-    grammar = {"type": "grammar", "syntax": "regex", "definition": "[ab]|^c$"}
+    grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
     (made,) = client_tools([{"type": "custom", "name": "patch", "format": grammar}])
-    assert "(regex):\n[ab]|^c$" in made.function["function"]["description"]
+    assert f"({syntax}):\n{definition}" in made.function["function"]["description"]
     found = tools.constraint("hermes", tool_specs([made.function]), choice)
     assert found is not None
     coder = toy_tokenizer.byte_level()
@@ -131,7 +143,16 @@ def test_a_regular_expression_holds_the_input(choice: str) -> None:
         ids = tokenizer.encode(written("patch", input=text), add_special_tokens=False)
         return all(matcher.accept(token) for token in ids)
 
-    assert [text for text in ("a", "b", "c", "d", "ab", "") if accepts(text)] == ["a", "b", "c"]
+    assert [text for text in good + bad if accepts(text)] == good
+
+
+async def test_a_grammar_that_is_not_held_is_told(toy_folder: Path) -> None:
+    nested = {**GRAMMAR, "definition": 'start: "(" start ")" | "x"'}
+    async with scripted_server(toy_folder, SCRIPT) as server:
+        for format_, told in ((GRAMMAR, False), (nested, True)):
+            tool = {"type": "custom", "name": "patch", "format": format_}
+            got = await server.post("/v1/responses", input="both please", tools=[tool])
+            assert ("tools[0].format" in got.headers.get("x-radixlm-warning", "")) == told
 
 
 def test_the_model_reads_functions() -> None:
@@ -153,6 +174,10 @@ def test_the_model_reads_functions() -> None:
         ({"type": "magic"}, "tools[0].type"),
         ({"type": "custom"}, "tools[0].name"),
         ({"type": "custom", "name": "f", "format": "text"}, "tools[0].format"),
+        (
+            {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}},
+            "tools[0].format.definition",
+        ),
         ({"type": "namespace", "tools": []}, "tools[0].name"),
         ({"type": "namespace", "name": "n"}, "tools[0].tools"),
         ({"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}, "tools[0].tools[0].type"),

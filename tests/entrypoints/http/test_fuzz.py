@@ -128,7 +128,16 @@ WRONG_INSIDE: dict[str, list[tuple[dict[str, Any], str]]] = {
     "/parse_function_call": [
         ({"text": "a", "tools": [{"type": "function", "function": 1}]}, "tools")
     ],
-    "/api/chat": [({"model": "tiny", "messages": [HI | {"images": 5}]}, "messages[0].images")],
+    "/v1/completions": [({"prompt": "a", "best_of": 9999}, "best_of must be")],
+    "/v1/fim/completions": [({"prompt": "a", "random_seed": LONG}, "random_seed must be")],
+    "/api/chat": [
+        ({"model": "tiny", "messages": [HI | {"images": 5}]}, "messages[0].images"),
+        ({"model": "tiny", "messages": [HI, HI | {"images": ["x"]}]}, "messages[1].images[0]"),
+    ],
+    "/api/generate": [({"model": "tiny", "prompt": "a", "images": ["x"]}, '"images[0]')],
+    "/v1/messages": [
+        ({"messages": [HI], "max_tokens": 1, "output_format": {"type": "x"}}, "output_format.type"),
+    ],
     "/v1/responses": [
         ({"input": "hi", "tools": [{"type": ["mcp"], "name": "f"}]}, "tools[0].type"),
         ({"input": "hi", "tool_choice": {"type": {"mcp": 1}, "name": "f"}}, "tool_choice"),

@@ -79,14 +79,6 @@ MISSING_NEWER = {
         "CUDA graphs and the GPU report no figures",
     ),
     **dict.fromkeys(
-        (
-            "estimated_flops_per_gpu_total",
-            "estimated_read_bytes_per_gpu_total",
-            "estimated_write_bytes_per_gpu_total",
-        ),
-        "--enable-mfu-metrics is refused",
-    ),
-    **dict.fromkeys(
         ("eplb_balancedness", "eplb_gpu_physical_count"), "expert_balancedness_10, ... tell it"
     ),
     **dict.fromkeys(
@@ -115,7 +107,6 @@ MISSING_NEWER = {
     **dict.fromkeys(
         (
             "decode_sum_seq_lens",
-            "forward_execution_seconds_total",
             "per_stage_req_latency_seconds",
             "num_retracted_input_tokens_total",
             "num_retracted_output_tokens_total",
@@ -149,6 +140,9 @@ MISSING = {
 }
 
 
+STEPS = ("extend", "decode", "mixed")
+
+
 def exposed(text: str) -> set[str]:
     """Names of samples, and of the families of histograms."""
     return {
@@ -180,6 +174,12 @@ async def test_a_server_serves_them(toy_folder: Any) -> None:
         assert {kinds[name] for name in COUNTERS if name in kinds} == {"counter"}
         modes = re.findall(r'^sglang:realtime_tokens_total\{.*mode="(\w+)"', text, re.MULTILINE)
         assert sorted(modes) == ["decode", "prefill_cache", "prefill_compute"]
+        await made.post("/generate", text="hi")
+        assert made.engine.scheduler.recorder is not None
+        seconds = made.engine.scheduler.recorder.forward_s
+        assert seconds["extend"] > 0 < seconds["decode"] and tuple(seconds) == STEPS
+        shown = re.findall(r'^sglang:forward_execution.*category="(\w+)"', text, re.MULTILINE)
+        assert sorted(shown) == sorted(STEPS)
     missing = {name for name in (*REFERENCE, *NEWER) if name not in found}
     assert missing <= {*MISSING, *MISSING_NEWER, *PAIR_GAUGES, *COUNTERS}
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.http_server import scripted_server
+
+from radixlm.base.errors import ConfigError
 
 BODY = {"text": "hi", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}, "rid": "one"}
 LINE = re.compile(
@@ -33,6 +37,28 @@ async def test_a_line_of_the_log_tells_the_parts(
     total_ms = queue_ms + forward_ms
     assert 0 < first_ms <= total_ms + 0.02 <= 1e3 * meta["e2e_latency"] + 0.05
     assert began <= start <= time.time()
+
+
+async def test_a_file_has_the_metrics_of_each_request(toy_folder: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    options: dict[str, Any] = {"export_metrics_to_file": True}
+    async with scripted_server(
+        toy_folder, {}, export_metrics_to_file_dir=str(folder), **options
+    ) as made:
+        meta = (await made.post("/generate", **BODY)).json()["meta_info"]
+        assert (await made.client.get("/health_generate")).status_code == 200
+        await made.post("/v1/completions", prompt="secret", max_tokens=2)
+    (file,) = folder.iterdir()
+    assert re.fullmatch(r"sglang-request-metrics-\d{8}_\d\d\.log", file.name)
+    first, second = map(json.loads, file.read_text().splitlines())
+    assert first["id"] == "one" and "secret" not in file.read_text()
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason"):
+        assert first[name] == meta[name]
+    assert 0 < first["time_to_first_token"] <= first["e2e_latency"]
+    assert json.loads(second["request_parameters"])["sampling_params"]["max_new_tokens"] == 2
+    with pytest.raises(ConfigError, match="--export-metrics-to-file-dir"):
+        async with scripted_server(toy_folder, {}, **options):
+            pass
 
 
 async def test_meta_info_has_times_with_metrics_only(toy_folder: Any) -> None:

@@ -90,7 +90,7 @@ async def test_what_a_token_request_cannot_have(server: ScriptedServer) -> None:
         refused = await server.post(TOKENS, **wrong)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param
     media = await server.post(TOKENS, token_ids=[1], features={"mm_hashes": {}})
-    assert media.status_code == 501
+    assert media.status_code == 501 and media.json()["error"]["param"] == "features"
 
 
 async def test_load_counts_what_runs(server: ScriptedServer) -> None:

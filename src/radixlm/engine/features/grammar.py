@@ -120,6 +120,7 @@ class GrammarFeature(Feature):
             options = load("radixlm.grammar.spec:GrammarOptions")(
                 whitespace_pattern=self._config.constrained_json_whitespace_pattern,
                 disable_any_whitespace=self._config.constrained_json_disable_any_whitespace,
+                max_whitespace=self._config.constrained_json_max_whitespace_cnt,
             )
             backend = load("radixlm.grammar.compile:create_backend")(
                 self._config.grammar_backend,

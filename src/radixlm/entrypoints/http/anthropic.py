@@ -338,12 +338,12 @@ def _output(body: CountRequest) -> dict[str, Any]:
                 f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config.effort"
             )
         fields["chat_template_kwargs"] = {"reasoning_effort": effort}
-    wanted = config.get("format") or body.output_format
+    wanted, where = config.get("format"), "output_config.format"
+    if not wanted:
+        wanted, where = body.output_format, "output_format"
     if wanted is not None:
         if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
-            raise InvalidRequest(
-                "output_config.format.type must be json_schema", "output_config.format"
-            )
+            raise InvalidRequest(f"{where}.type must be json_schema", where)
         schema = {"name": "output", "schema": wanted.get("schema")}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields

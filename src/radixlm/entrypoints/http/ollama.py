@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +49,7 @@ NDJSON = "application/x-ndjson"
 _NEVER = "9999-12-31T23:59:59Z"  # `ollama ps` reads no expires_at as "Stopping..."
 _REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
 _OPTIONS = table_fields("ollama_options")
+_PART = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\](?:\.image_url(?:\.url)?)?")
 
 
 class OllamaBase(Body):
@@ -173,7 +175,8 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
-    session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
+    with _in_words_of(r"messages[\1].images[\2]"):
+        session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
     return await _answer(request, OllamaAnswer(session, body.model, True), body)
 
 
@@ -192,8 +195,19 @@ async def generate(request: Request) -> Response:
         text = filled(state, body.prompt, body.suffix)
         chat.input_ids = state.require_tokenizer().encode(text)
         chat.separate_reasoning = False
-    session = await make_chat_session(state, chat)
+    with _in_words_of(r"images[\2]"):
+        session = await make_chat_session(state, chat)
     return await _answer(request, OllamaAnswer(session, body.model, False), body)
+
+
+@contextmanager
+def _in_words_of(images: str) -> Iterator[None]:
+    """Errors about parts of messages name the field ``images`` of Ollama, which they come from."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message, param = (_PART.sub(images, text) for text in (error.message, error.param or ""))
+        raise type(error)(message, param or None) from None
 
 
 def _loaded(model: str) -> dict[str, Any]:

@@ -62,7 +62,8 @@ async def generate_tokens(request: Request) -> Response:
 def _completion(state: ServerState, body: TokensRequest) -> CompletionRequest:
     """The same request to /v1/completions."""
     if body.features is not None:
-        raise NotSupported("features: media is not read here: send the messages themselves")
+        text = "features: media is not read here: send the messages themselves"
+        raise NotSupported(text, "features")
     if not body.token_ids:
         raise InvalidRequest("token_ids: at least one token is needed", "token_ids")
     names = parameter_names("sampling_params", "completions")

@@ -73,6 +73,7 @@ class GenerateBody(Body):
     token_ids_logprob: list[int | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
     return_sampling_mask: PerPrompt[bool] = None
+    return_entropy: PerPrompt[bool] = None
     return_prompt_token_ids: PerPrompt[bool] = None
     score_choices: Strings | None = None
     resume: ResumeBody | None = None
@@ -307,6 +308,9 @@ def _request(
     if values.get("return_sampling_mask"):
         need = request.logprobs or LogprobParams()
         request.logprobs = msgspec.structs.replace(need, kept=True)
+    if values.get("return_entropy"):
+        need = request.logprobs or LogprobParams()
+        request.logprobs = msgspec.structs.replace(need, entropy=True)
     if kind == "text":
         request.text = prompt
     elif kind == "input_ids":

@@ -94,6 +94,9 @@ class ResponseBuilder:
         need = self._batch.requests[index].logprobs
         if need is not None and need.kept:
             meta |= _sampling_mask(output)
+        if need is not None and need.entropy:
+            found = output.logprobs
+            meta["output_token_entropy_val"] = found.entropy if found is not None else []
         if output.hidden_states is not None:
             only_last = any(self._batch.wants_last_hidden[index : index + 1])
             rows = last_hidden if only_last else hidden_rows

@@ -285,4 +285,4 @@ def _of_size(lark: str) -> str:
 def _json_options(options: GrammarOptions) -> dict[str, Any]:
     if options.disable_any_whitespace:
         return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return {"whitespace_pattern": options.whitespace_pattern or _WHITESPACE}
+    return {"whitespace_pattern": options.pattern(_WHITESPACE, 1)}

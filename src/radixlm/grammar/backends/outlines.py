@@ -151,7 +151,7 @@ class OutlinesBackend:
         self._eos_ids = frozenset(eos_ids)
         self._vocab_size = tokenizer.vocab_size
         options = options or GrammarOptions()
-        self._whitespace = options.whitespace_pattern or r"([ \t]|\r?\n[ \t]{0,8})?"
+        self._whitespace = options.pattern(r"([ \t]|\r?\n[ \t]{0,8})?", 0)
         if options.disable_any_whitespace:
             self._whitespace = "[ ]?"
         self._vocabulary = self._build_vocabulary(tokenizer)

@@ -173,11 +173,12 @@ class XgrammarBackend:
             if not isinstance(schema, dict | bool):
                 raise refuse(kind, "a schema must be an object")
             is_free = not self._options.disable_any_whitespace
+            most = self._options.max_whitespace or _MAX_WHITESPACE
             return compiler.compile_json_schema(
                 json.dumps(close_objects(hold(schema))),
                 any_whitespace=is_free,
                 strict_mode=False,
-                max_whitespace_cnt=_MAX_WHITESPACE if is_free else None,
+                max_whitespace_cnt=most if is_free else None,
             )
         if kind == "regex":
             return compiler.compile_regex(text)

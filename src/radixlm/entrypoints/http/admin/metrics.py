@@ -254,11 +254,16 @@ def gauges(state: ServerState) -> dict[str, float]:
         "num_retracted_reqs": load_.num_retracted,
         "total_retracted_reqs": load_.num_retracted,
         **_kv_gauges(state, load_.pages or PageCounts()),
+        **_estimates(state),
         "num_retracted_requests_total": load_.num_retracted,
         "evicted_tokens_total": load_.num_evicted_tokens,
-        "realtime_tokens_total prefill_compute": load_.num_prefilled,
-        "realtime_tokens_total prefill_cache": load_.num_hits,
-        "realtime_tokens_total decode": load_.num_generated,
+        "realtime_tokens_total mode=prefill_compute": load_.num_prefilled,
+        "realtime_tokens_total mode=prefill_cache": load_.num_hits,
+        "realtime_tokens_total mode=decode": load_.num_generated,
+        **{
+            f"forward_execution_seconds_total category={kind}": load_.forward_s.get(kind, 0.0)
+            for kind in ("extend", "decode", "mixed")
+        },
         "num_streaming_sessions": state.sessions.num_streaming,
         "num_grammar_total": load_.tiers.get("grammar_requests", 0),
         "num_grammar_cache_hit_total": load_.tiers.get("grammar_hits", 0),
@@ -288,6 +293,17 @@ def gauges(state: ServerState) -> dict[str, float]:
         "lora_pool_utilization": len(lora.loaded) / (lora.options.max_loaded or math.inf),
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
+    }
+
+
+def _estimates(state: ServerState) -> dict[str, float]:
+    """What a device computed, read and wrote, a mean of all replicas; {} where nothing counts it
+    (--enable-mfu-metrics)."""
+    count = len(state.intake.replicas)
+    return {
+        f"{name}_per_gpu_total": value / count
+        for name, value in state.intake.load.tiers.items()
+        if name.startswith("estimated_")
     }
 
 

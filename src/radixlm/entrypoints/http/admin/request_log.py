@@ -1,6 +1,8 @@
 """Recording requests: --log-requests, --crash-dump-folder, and their routes."""
 
 import asyncio
+import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base import env
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.base.log import set_level
 from radixlm.config.observe import LOG_LEVELS
 from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints.http.admin.control import get_and_post, read_args
+from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.errors import DiskFull, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -28,6 +31,7 @@ from radixlm.observe.requestlog import FORMATS, LEVELS, RequestLines, time_stats
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["admin"])
 
 SAMPLING_LEVEL, TEXT_LEVEL = 1, 2
@@ -78,22 +82,12 @@ class RequestLog(Observer):
     def ended(self, state: RequestState, finish: Finish) -> None:
         headers = self._headers_of.pop(state.rid, {})
         seconds = state.finished_s - state.arrival_s
-        end, adapter = state.pending, state.wire.adapter
         if not self.is_on or 1e3 * seconds < self._least_ms:
             return
         out = self._shown("text", state.output_ids)
         if out and state.output_ids:
             out["output_ids"] = list(state.output_ids)
-        out["meta_info"] = {
-            "id": state.rid,
-            "finish_reason": finish_reason(finish, len(state.output_ids)),
-            **({"lora_name": adapter.name, "lora_digest": adapter.digest[:8]} if adapter else {}),
-            "prompt_tokens": state.prompt_tokens,
-            "cached_tokens": end.cached_tokens if end else 0,
-            "completion_tokens": len(state.output_ids),
-            "time_to_first_token": round(max(state.first_token_s - state.arrival_s, 0.0), 6),
-            "e2e_latency": round(seconds, 6),
-        }
+        out["meta_info"] = meta_info(state, finish)
         self.lines.finished(_kind(state), self._fields(state), headers, out, self._is_whole)
 
     def _fields(self, state: RequestState) -> dict[str, Any]:
@@ -119,6 +113,21 @@ class RequestLog(Observer):
         return {n: found[n.encode()].decode("latin-1") for n in self._names if n.encode() in found}
 
 
+def meta_info(state: RequestState, finish: Finish) -> dict[str, Any]:
+    """What is told of a request that has ended: counts of tokens, and times in seconds."""
+    end, adapter = state.pending, state.wire.adapter
+    return {
+        "id": state.rid,
+        "finish_reason": finish_reason(finish, len(state.output_ids)),
+        **({"lora_name": adapter.name, "lora_digest": adapter.digest[:8]} if adapter else {}),
+        "prompt_tokens": state.prompt_tokens,
+        "cached_tokens": end.cached_tokens if end else 0,
+        "completion_tokens": len(state.output_ids),
+        "time_to_first_token": round(max(state.first_token_s - state.arrival_s, 0.0), 6),
+        "e2e_latency": round(state.finished_s - state.arrival_s, 6),
+    }
+
+
 def _kind(state: RequestState) -> str:
     """The class of the request in SGLang."""
     return "GenerateReqInput" if state.wire.pooling is None else "EmbeddingReqInput"
@@ -141,6 +150,39 @@ class TimeStatsLog(Observer):
         time_stats(state.rid, self._role, lengths, spans_s, start_time)
 
 
+class RequestMetricsFiles(Observer):
+    """Appends a line for each request that ends to a file an hour (--export-metrics-to-file): its
+    parameters without texts, counts and times, as SGLang. ConfigError without a folder that can be
+    written."""
+
+    def __init__(self, folder: str | None) -> None:
+        if folder is None:
+            raise ConfigError("--export-metrics-to-file needs --export-metrics-to-file-dir")
+        self._folder = Path(folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--export-metrics-to-file-dir {folder}: {error}") from None
+
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        if state.rid.startswith(PROBE_PREFIX):
+            return
+        wire = state.wire
+        parameters = {
+            "rid": state.rid,
+            "sampling_params": msgspec.to_builtins(wire.sampling),
+            "return_logprob": wire.logprobs is not None,
+            "stream": wire.stream,
+        }
+        record = {"request_parameters": json.dumps(parameters), **meta_info(state, finish)}
+        name = time.strftime("sglang-request-metrics-%Y%m%d_%H.log")
+        try:
+            with (self._folder / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            log.warning("%s: a request's metrics are lost: %s", self._folder / name, error)
+
+
 def install_request_log(state: ServerState) -> None:
     """Observe requests; routes may change what is logged."""
     observe = state.config.observe
@@ -154,6 +196,9 @@ def install_request_log(state: ServerState) -> None:
         mode = state.config.disagg.disaggregation_mode
         role = "unified" if mode == "null" else mode
         state.intake.observers = (*state.intake.observers, TimeStatsLog(role))
+    if observe.export_metrics_to_file:
+        files = RequestMetricsFiles(observe.export_metrics_to_file_dir)
+        state.intake.observers = (*state.intake.observers, files)
 
 
 def install_crash_dump(state: ServerState) -> None:

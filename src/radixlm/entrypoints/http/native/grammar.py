@@ -68,6 +68,7 @@ class _Grammars:
         options = load("radixlm.grammar.spec:GrammarOptions")(
             whitespace_pattern=grammar.constrained_json_whitespace_pattern,
             disable_any_whitespace=grammar.constrained_json_disable_any_whitespace,
+            max_whitespace=grammar.constrained_json_max_whitespace_cnt,
         )
         name, facts = grammar.grammar_backend, state.intake.facts
         create = load("radixlm.grammar.compile:create_backend")

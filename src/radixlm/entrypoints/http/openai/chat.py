@@ -123,8 +123,28 @@ async def complete(chat: Chat) -> dict[str, Any]:
         "metadata": {"weight_version": session.state.weight_version},
         **({"prompt_token_ids": prompt_ids(session)} if session.body.return_token_ids else {}),
         **_of_prompt(session, answers[0].output),
-        **extension(session.body, [answer.output for answer in answers]),
+        **_extension(session, [a.output for a in answers], [a.output.token_ids for a in answers]),
     }
+
+
+def _extension(
+    session: ChatSession, outputs: list[Output], token_ids: list[list[int]]
+) -> dict[str, Any]:
+    """``sglext`` of all samples, with the token ids of the prompt and of each sample where they are
+    asked for."""
+    body, serve = session.body, session.state.config.serve
+    found = extension(body, outputs)
+    ids: dict[str, Any] = {}
+    if body.return_input_ids_in_sglext or serve.return_input_ids:
+        ids["input_ids"] = prompt_ids(session)
+    if _wants_output_ids(session):
+        ids["output_ids"] = token_ids
+    return {"sglext": found.get("sglext", {}) | ids} if ids else found
+
+
+def _wants_output_ids(session: ChatSession) -> bool:
+    asked = session.body.return_output_ids_in_sglext
+    return bool(asked or session.state.config.serve.return_output_ids)
 
 
 def _of_prompt(session: ChatSession, output: Output) -> dict[str, Any]:
@@ -219,19 +239,25 @@ class _Counter:
         self._chat = chat
         self._last: dict[int, Output] = {}
         self._reasoning: dict[int, str] = {}
+        self._token_ids: dict[int, list[int]] = {}  # kept where they are asked for
+        self._keeps_ids = _wants_output_ids(chat.session)
 
     def add(self, delta: Delta) -> None:
         before = self._last.get(delta.index)
         if before is not None:
             delta.output.take_rows(before)
         self._last[delta.index] = delta.output
+        if self._keeps_ids:
+            self._token_ids.setdefault(delta.index, []).extend(delta.output.token_ids)
         reasoning = self._reasoning.get(delta.index, "")
         self._reasoning[delta.index] = reasoning + delta.parsed.reasoning
 
-    @property
-    def outputs(self) -> list[Output]:
-        """The last of each sample."""
-        return [self._last[index] for index in sorted(self._last)]
+    def extension(self) -> dict[str, Any]:
+        """``sglext`` of the stream, at its end."""
+        indices = sorted(self._last)
+        outputs = [self._last[index] for index in indices]
+        token_ids = [self._token_ids.get(index, []) for index in indices]
+        return _extension(self._chat.session, outputs, token_ids)
 
     def usage(self, index: int | None = None) -> dict[str, Any]:
         """Of all samples, or of one."""
@@ -267,7 +293,7 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None
                 yield event(chunk)
-    if details := extension(chat.session.body, counter.outputs):
+    if details := counter.extension():
         yield event(chat.envelope("chat.completion.chunk") | {"choices": []} | details)
     if wants_usage:
         last = chat.envelope("chat.completion.chunk")

@@ -150,7 +150,8 @@ def _sampling(
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(body, state.defaults, limit)
     sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
-    check_sampling(state, sampling, client_names(body))
+    named = {"n": "best_of"} if best_of != (body.n or 1) else {}
+    check_sampling(state, sampling, client_names(body) | named)
     return sampling, unheld_of_body(body, sampling)
 
 

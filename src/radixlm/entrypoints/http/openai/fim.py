@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.completions import Call, complete, make_call
@@ -24,6 +25,7 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.request_model import make, with_fields
+from radixlm.intake.records import in_client_words
 
 router = APIRouter(tags=["openai"])
 
@@ -48,7 +50,11 @@ async def fim_completions(request: Request) -> Response:
         values["seed"] = body.random_seed
     if body.max_tokens is None:
         values["max_tokens"] = state.intake.facts.context_len
-    call = await make_call(state, make(CompletionRequest, values))
+    try:
+        call = await make_call(state, make(CompletionRequest, values))
+    except InvalidRequest as error:
+        is_other = body.random_seed is not None
+        raise in_client_words(error, {"seed": "random_seed"} if is_other else {}) from None
     for one in call.requests:
         one.clamp_max_tokens = True
     if body.stream:

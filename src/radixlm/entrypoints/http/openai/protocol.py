@@ -117,6 +117,8 @@ class ChatRequest(Generation):
     continue_final_message: bool | None = False
     return_meta_info: bool | None = False
     return_prompt_token_ids: bool | None = False
+    return_input_ids_in_sglext: bool | None = False
+    return_output_ids_in_sglext: bool | None = False
     input_ids: Ints | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None

@@ -15,6 +15,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.conversation import Conversation, check_input, prompt_of
+from radixlm.entrypoints.http.pooling.overrides import VectorsOfInputs, read_overrides
 from radixlm.entrypoints.http.pooling.packed import (
     ByteOrder,
     NumberFormat,
@@ -84,6 +85,8 @@ class EmbeddingRequest(Pooled):
     prompt_name: str | None = None
     embed_dtype: NumberFormat | None = None
     endianness: ByteOrder | None = None
+    embed_override_token_id: int | None = None
+    embed_overrides: VectorsOfInputs | None = None
 
 
 class PoolingRequest(EmbeddingRequest):
@@ -119,6 +122,8 @@ class EncodeRequest(Body):
     is_cross_encoder_request: bool = False
     return_pooled_hidden_states: bool = False
     lora_path: str | list[str | None] | None = None
+    embed_override_token_id: int | None = None
+    embed_overrides: VectorsOfInputs | None = None
 
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest))
@@ -200,9 +205,14 @@ async def _pool(
             for i, one in enumerate(inputs)
         ]
     adds = body.add_special_tokens is not False
+    overrides = None
+    if isinstance(body, EmbeddingRequest):
+        token, vectors = body.embed_override_token_id, body.embed_overrides
+        overrides = read_overrides(state, token, vectors, len(prompts))
     return await pool(
-        state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds
-    )
+        state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds,
+        overrides,
+    )  # fmt: skip
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
@@ -308,9 +318,11 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
     priority = body.priority
     prompts = _with_media(body, prompts, is_list)
     adapter, with_hidden = body.lora_path, body.return_pooled_hidden_states
+    token, vectors = body.embed_override_token_id, body.embed_overrides
     results = await pool(
-        state, prompts, param, body.rid, priority, body.prompt_name, adapter, None, with_hidden
-    )
+        state, prompts, param, body.rid, priority, body.prompt_name, adapter, None, with_hidden,
+        overrides=read_overrides(state, token, vectors, len(prompts)),
+    )  # fmt: skip
     answers = [_native_answer(state, one, body.dimensions) for one in results]
     return answers if is_list else answers[0]
 

@@ -13,6 +13,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import checked_truncation
+from radixlm.entrypoints.http.pooling.overrides import Overrides
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import MediaSource
@@ -116,11 +117,13 @@ async def pool(
     limit: int | None = None,
     with_hidden: bool = False,
     adds_special_tokens: bool = True,
+    overrides: Overrides | None = None,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
     model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
     ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes.
-    ``with_hidden``: return pooled hidden states too. ``adds_special_tokens``: to texts."""
+    ``with_hidden``: return pooled hidden states too. ``adds_special_tokens``: to texts.
+    ``overrides``: vectors in the place of tokens."""
     kinds = pool_of(state).pooling.split("+")
     if with_hidden and not _PER_TOKEN.isdisjoint(kinds):
         message = "return_pooled_hidden_states: this model scores tokens, it pools no hidden state"
@@ -144,6 +147,8 @@ async def pool(
             ids, first_len = await _ids(
                 state, prompt, where, param, prefix, limit, adds_special_tokens
             )
+            read = overrides.put(state, ids, index) if overrides is not None else None
+            ids = ids if read is None else None
         requests.append(
             GenerateRequest(
                 sampling=SamplingParams(max_new_tokens=0),

@@ -14,6 +14,12 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.contents import Document, listed
 from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
+from radixlm.entrypoints.http.pooling.overrides import (
+    Overrides,
+    Vectors,
+    VectorsOfInputs,
+    read_pair_overrides,
+)
 from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
     Limit,
@@ -60,6 +66,9 @@ class ScoreRequest(Body):
     item_first: bool = False
     temperature: Annotated[float, Field(gt=0)] = 1.0
     return_pooled_hidden_states: bool = False
+    embed_override_token_id: int | None = None
+    query_embed_overrides: Vectors | None = None
+    item_embed_overrides: VectorsOfInputs | None = None
     model: str | None = None
     # of vLLM
     text_1: Side | None = None
@@ -154,7 +163,8 @@ async def _of_head(
     else:
         prompts = [await _prompt(state, body, item) for item in items]
     with_hidden = body.return_pooled_hidden_states
-    results = await pool(state, prompts, "items", with_hidden=with_hidden)
+    overrides = _overrides(state, body, len(items))
+    results = await pool(state, prompts, "items", with_hidden=with_hidden, overrides=overrides)
     rows = []
     for one in results:
         scores = [value / body.temperature for value in one.vector]
@@ -194,11 +204,22 @@ async def _of_tokens(
             f"label_token_ids: Token ID {bad} is out of vocabulary (vocab size: {vocab})",
             "label_token_ids",
         )
-    prompts = [await _prompt(state, body, item) for item in items]
+    prompts: list[Any] = [await _prompt(state, body, item) for item in items]
+    if (overrides := _overrides(state, body, len(items))) is not None:
+        prompts = [overrides.put(state, ids, i) or ids for i, ids in enumerate(prompts)]
     outputs = await next_tokens(state, prompts, body.label_token_ids)
     scores = [_scores(body, output) for output in outputs]
     count = sum(output.prompt_tokens for output in outputs)
     return scores, {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+
+
+def _overrides(state: ServerState, body: ScoreRequest, count: int) -> Overrides | None:
+    token, query, items = (
+        body.embed_override_token_id,
+        body.query_embed_overrides,
+        body.item_embed_overrides,
+    )
+    return read_pair_overrides(state, token, query, items, count, body.item_first)
 
 
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.responses.toolbox import is_left_out, is_remote
+from radixlm.text.lark import regex_of
 from radixlm.text.tools.schema import load_json
+from radixlm.wire.unknown import note_warning
 
 _INPUT = "input"  # the only argument of a custom tool
 _FIELDS = ("name", "description", "parameters", "strict")
@@ -87,7 +89,7 @@ def _client_tool(tool: Mapping[str, Any], where: str, namespace: str | None) -> 
 
 
 def _custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A custom tool as a function of one text, which a regular expression constrains."""
+    """A custom tool as a function of one text, which its grammar constrains if that is regular."""
     format_ = tool.get("format") or {}
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(f"{where}.name is required", f"{where}.name")
@@ -97,9 +99,16 @@ def _custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     text, is_held = {"type": "string"}, False
     if format_.get("type") == "grammar":
         syntax, definition = format_.get("syntax"), format_.get("definition")
+        if not isinstance(definition, str):
+            field = f"{where}.format.definition"
+            raise InvalidRequest(f"{field} must be a text, the grammar", field)
         described += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
-        is_held = syntax == "regex"
-        text |= {"pattern": f"^(?:{definition})$"} if is_held else {}
+        regex = regex_of(definition) if syntax == "lark" else definition
+        is_held = syntax in ("lark", "regex") and regex is not None
+        if is_held:
+            text |= {"pattern": f"^(?:{regex})$"}
+        else:
+            note_warning(f"{where}.format: the model reads the grammar, but is not held to it")
     parameters = {
         "type": "object",
         "properties": {_INPUT: text},

@@ -1,0 +1,87 @@
+"""Regular expressions of Lark grammars."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from radixlm.text.lark import MAX_CHARS, regex_of
+
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+"""Patches, as programs that edit code describe them to models."""
+HEAD, TAIL = "*** Begin Patch\n", "*** End Patch"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (
+            PATCH,
+            [f'{HEAD}*** Add File: a "b".py\n+x = "\\n"\n+\n{TAIL}\n'],
+            [HEAD + TAIL, f"{HEAD}*** Add File: a\nx\n{TAIL}"],
+        ),
+        ('start: "a"i "."', ["a.", "A."], ["ab"]),
+        ('start: "a".."f" | "\\n"', ["c", "\n"], ["g"]),
+        ('start: A~2..3 B{2} C{1,}\nA: "a"\nB: /b/\nC: "c"', ["aabbc", "aaabbccc"], ["abbc"]),
+        ('start: A ["b"]\nA: /x/i', ["Xb", "x"], ["b"]),
+        ('?start: "a"\n  // one more\n  | "b" -> second\n', ["a", "b"], ["ab"]),
+        ('start: N ("+" N)*\n%import common.INT -> N\n%ignore " "', ["1 + 2", " 1+2 "], ["1 2"]),
+        ("%import common (WORD, NUMBER)\nstart: WORD NUMBER", ["a1.5e3"], ["1", "a"]),
+        ('start: A?B\nA: "a"\nB: "b"', ["ab", "b"], ["a"]),
+        ("start: A\nA: /a.b/s", ["a\nb"], ["ab"]),
+        ("start: /a\\/[$^]/", ["a/$"], ["a/"]),
+        ("start: ESCAPED_STRING\n%import common.ESCAPED_STRING", ['"a\\"b"'], ['"a"b"']),
+    ],
+)
+def test_texts_of_the_grammar_match(grammar: str, good: list[str], bad: list[str]) -> None:
+    regex = regex_of(grammar)
+    assert regex is not None
+    assert [text for text in good + bad if re.fullmatch(regex, text)] == good
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "x" start | "y"',  # is not regular
+        "start: /(?=a)b/",
+        "start: /^a$/",
+        'start{x}: x "a"',
+        "start: A & B\nA: /a/\nB: /b/",
+        "start: missing",
+        "%import common.UNKNOWN\nstart: UNKNOWN",
+        'rule: "a"',
+        'start: "a',
+        "start: (" * 5000,
+        "",
+    ],
+)
+def test_others_have_no_expression(grammar: str) -> None:
+    assert regex_of(grammar) is None
+
+
+def test_the_expression_is_bounded() -> None:
+    rules = [f"r{n}: r{n + 1} r{n + 1} | r{n + 1}" for n in range(40)]
+    assert regex_of("\n".join(["start: r0", *rules, 'r40: "a"'])) is None
+    choices = " | ".join(['"a"'] * MAX_CHARS)
+    assert regex_of(f"start: {choices}") is None
