@@ -27,7 +27,13 @@ from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_image
 from radixlm.multimodal.options import checked_options, limit_pixels
-from radixlm.multimodal.positions import boxes, numbered_ids, rope_ids, without_boundaries
+from radixlm.multimodal.positions import (
+    boxes,
+    numbered_ids,
+    rope_ids,
+    with_row_ends,
+    without_boundaries,
+)
 from radixlm.multimodal.video import Video, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
@@ -423,6 +429,9 @@ class MediaProcessor:
         if self._spec.rope_by_image_index:
             grids = (g for one in media for g in without_boundaries(one, self._merge))
             return numbered_ids(len(ids), grids)
+        if self._spec.has_row_ends:
+            grids = (g for one in media for g in with_row_ends(one, self._merge))
+            return rope_ids(len(ids), grids)
         if canvas is None:
             rate = self._spec.tokens_per_second
             return rope_ids(len(ids), (g for one in media for g in boxes(one, self._merge, rate)))

@@ -32,7 +32,11 @@ _HY_V4: Names = {  # transformers' names after those of the published checkpoint
         for part in _PARTS
     },
     **{
-        f"streams.end_weights.{part}": AnyOf(f"model.hc_pre.hc_head.hc_head_{part}", _HEAD + part)
+        f"streams.end_weights.{part}": AnyOf(
+            f"model.hc_pre.hc_head.hc_head_{part}",
+            f"model.hc_head.hc_pre.hc_head_{part}",  # as transformers saves it
+            _HEAD + part,
+        )
         for part in _PARTS
     },
     "mixer.sinks": AnyOf(_ATTENTION + "learnable_sink_param", _ATTENTION + "sinks"),

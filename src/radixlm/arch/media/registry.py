@@ -75,6 +75,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
+    "HYV4VLForConditionalGeneration": MultimodalSpec(
+        text="media.composite:hy_v4_vl", has_row_ends=True
+    ),
     "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
