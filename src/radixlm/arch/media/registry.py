@@ -149,6 +149,12 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "MuseSparkForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseSparkForCausalLM"
     ),
+    "MusicFlamingoForConditionalGeneration": MultimodalSpec(
+        text=_OWN_HEAD,
+        encoder="class_forward",
+        audio_processor="enclosed",
+        instruction="Transcribe the input speech.",
+    ),
     "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
         hf_model_type="nemotron_h_omni", audio_processor="parakeet"
     ),
