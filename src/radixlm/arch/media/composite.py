@@ -101,6 +101,11 @@ def unscaled_logits(c: Config) -> Decoder:
     return replace(composite(c), logit_scale=1.0)
 
 
+def uncapped_logits(c: Config) -> Decoder:
+    """The class leaves out the text model's cap of the logits."""
+    return replace(composite(c), logit_softcap=0.0)
+
+
 def paligemma(c: Config) -> Decoder:
     """The whole prompt is bidirectional (``MultimodalSpec``), whatever the text config says."""
     return composite(c.replace(use_bidirectional_attention=False))

@@ -53,7 +53,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Exaone4_5_ForConditionalGeneration": PLAIN,
     "FastVlmForConditionalGeneration": PLAIN,
     "FuyuForCausalLM": MultimodalSpec(single_image=True, image_first=True),
-    "Gemma3ForConditionalGeneration": MultimodalSpec(text="gemma:gemma3", bidirectional="image"),
+    "Gemma3ForConditionalGeneration": MultimodalSpec(
+        text="media.composite:uncapped_logits", bidirectional="image"
+    ),
     "Gemma3nForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
     "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
     "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
