@@ -849,7 +849,8 @@ class HierarchicalRecurrence(Record):
     first stack recomputes the second stream ``inner`` times from the sum of both, then the second
     stack recomputes the first. Each run normalizes its output and has a KV cache of its own:
     ``Decoder.blocks`` lists the blocks of all runs. ``{stack}`` in a tensor's name is one of
-    ``stacks``, ``{i}`` the block in it."""
+    ``stacks``, ``{i}`` the block in it. With ``inner`` 0 there is one stack and one stream (Ouro,
+    arXiv:2510.25741)."""
 
     outer: int
     inner: int
@@ -859,7 +860,7 @@ class HierarchicalRecurrence(Record):
     @property
     def runs(self) -> tuple[int, ...]:
         """The stack of each run: 0 or 1."""
-        return ((0,) * self.inner + (1,)) * self.outer
+        return ((0,) * self.inner + (1,)) * self.outer if self.inner else (0,) * self.outer
 
 
 class SkipConnection(Record):
