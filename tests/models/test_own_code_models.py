@@ -1,5 +1,5 @@
-"""Further models with their own code (Jais, Ouro, openPangu Ultra, PLaMo 3, TeleChat 2) against
-their mathematics in plain torch."""
+"""Further models with their own code (Jais, Ling 2.5, MiMo V2, Ouro, PLaMo 3, TeleChat 2) against
+their mathematics in plain torch, or a class of transformers with the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.models.reference_math import (
     checkpoint,
     rms,
     rotated,
-    routed,
     swiglu,
 )
 from torch import Tensor
@@ -262,5 +261,89 @@ def test_mimo_v2_by_its_published_config(tmp_path: Path) -> None:
     def reference(ids: list[int]) -> Tensor:
         with torch.inference_mode():
             return model(torch.tensor([ids])).logits[0].float()
+
+    check(tmp_path, reference)
+
+
+LING: dict[str, Any] = {
+    **BASE,
+    "architectures": ["BailingMoeV2_5ForCausalLM"],
+    "num_hidden_layers": 3,
+    "layer_group_size": 3,
+    "first_k_dense_replace": 3,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "partial_rotary_factor": 0.5,
+    "group_norm_size": 2,
+    "kv_lora_rank": 12,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+def _lightning(w: Weights, at: str, x: Tensor, layer: int, is_normed: bool) -> Tensor:
+    """The state is written out token by token."""
+    qkv = _linear(w, at + "query_key_value", x).unflatten(-1, (3, HEADS, WIDTH))
+    q, k, v = qkv.unbind(1)
+    if is_normed:
+        q, k = (rms(t, w[f"{at}{n}_layernorm.weight"]) for t, n in ((q, "query"), (k, "key")))
+    q, k = (torch.cat((rotated(t[..., :8]), t[..., 8:]), -1) for t in (q, k))
+    kept = torch.exp(-torch.tensor(alibi_slopes(HEADS)) * (1 - layer / 2 + 1e-5))
+    state, rows = torch.zeros(HEADS, WIDTH, WIDTH), []
+    for t in range(len(x)):
+        state = state * kept[:, None, None] + k[t][:, :, None] * v[t][:, None]
+        rows.append(torch.einsum("hk,hkv->hv", q[t] * WIDTH**-0.5, state).flatten())
+    out = torch.stack(rows).unflatten(-1, (2, -1))
+    out = rms(out, w[at + "g_norm.weight"].unflatten(0, (2, -1))).flatten(1)
+    return _linear(w, at + "dense", out * torch.sigmoid(_linear(w, at + "g_proj", x)))
+
+
+def _pairs_rotated(x: Tensor) -> Tensor:
+    """Rotary embedding of neighboring channels."""
+    halves = rotated(torch.cat((x[..., 0::2], x[..., 1::2]), -1))
+    return torch.stack(halves.chunk(2, -1), -1).flatten(-2)
+
+
+def _latent(w: Weights, at: str, x: Tensor) -> Tensor:
+    q = _linear(w, at + "q_proj", x).unflatten(-1, (HEADS, 24))
+    low, shared = _linear(w, at + "kv_a_proj_with_mqa", x).split((12, 8), -1)
+    kv = _linear(w, at + "kv_b_proj", rms(low, w[at + "kv_a_layernorm.weight"]))
+    k, v = kv.unflatten(-1, (HEADS, 32)).chunk(2, -1)
+    turned = _pairs_rotated(shared[:, None]).expand(-1, HEADS, -1)
+    q = torch.cat((q[..., :16], _pairs_rotated(q[..., 16:])), -1)
+    return _linear(w, at + "dense", attention(q, torch.cat((k, turned), -1), v, 24**-0.5))
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_ling_2_5(tmp_path: Path, is_normed: bool) -> None:
+    shapes: Shapes = {"model.word_embeddings.weight": (VOCAB, DIM), **ENDS}
+    del shapes["model.embed_tokens.weight"]
+    for i in range(3):
+        at = f"model.layers.{i}."
+        shapes |= _mlp(at + "mlp.") | _norms(at, "input_layernorm", "post_attention_layernorm")
+        rows = {"query_key_value": 3 * DIM, "g_proj": DIM}
+        rows = {"q_proj": HEADS * 24, "kv_a_proj_with_mqa": 20} if i == 2 else rows
+        shapes |= {f"{at}attention.{name}.weight": (n, DIM) for name, n in rows.items()}
+        shapes[at + "attention.dense.weight"] = (DIM, DIM)
+        if i == 2:
+            shapes[at + "attention.kv_b_proj.weight"] = (HEADS * 32, 12)
+            shapes[at + "attention.kv_a_layernorm.weight"] = (12,)
+            continue
+        shapes[at + "attention.g_norm.weight"] = (DIM,)
+        for part in ("query", "key") if is_normed else ():
+            shapes[f"{at}attention.{part}_layernorm.weight"] = (WIDTH,)
+    w = checkpoint(tmp_path, LING | {"use_qk_norm": is_normed}, shapes)
+
+    def reference(ids: list[int]) -> Tensor:
+        x = w["model.word_embeddings.weight"][ids]
+        for i in range(3):
+            at = f"model.layers.{i}."
+            h, inside = rms(x, w[at + "input_layernorm.weight"]), at + "attention."
+            x = x + (_latent(w, inside, h) if i == 2 else _lightning(w, inside, h, i, is_normed))
+            x = x + swiglu(w, at + "mlp.", rms(x, w[at + "post_attention_layernorm.weight"]))
+        return _linear(w, "lm_head", rms(x, w["model.norm.weight"]))
 
     check(tmp_path, reference)

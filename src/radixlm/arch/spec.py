@@ -446,6 +446,26 @@ class Lightning(Record):
         return (((self.heads, self.head_dim, self.head_dim), True),)
 
 
+class RotatedLightning(Record):
+    """Lightning attention whose queries and keys are normalized and rotated (Ling 2.5). ``norm`` is
+    of the outputs, in ``norm_groups`` groups of channels; then they are gated."""
+
+    heads: int
+    head_dim: int
+    decays: tuple[float, ...]  # as in ``Lightning``
+    norm: Norm
+    norm_groups: int
+    rope: Rope | None
+    qk_norm: Norm | None
+    act: Literal["", "silu"] = ""  # of queries, keys and values
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (((self.heads, self.head_dim, self.head_dim), True),)
+
+
 class RgLru(Record):
     """Real-gated linear recurrent unit after a convolution (Griffin, arXiv:2402.19427)."""
 
@@ -551,7 +571,16 @@ class MatrixLstm(Record):
 ConvAttention = CompressedConvAttention | RelativeAttention  # attention with a recurrent state
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
-    ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | ConvAttention | Rwkv | MatrixLstm
+    ShortConv
+    | Mamba1
+    | Mamba2
+    | DeltaNet
+    | Lightning
+    | RotatedLightning
+    | RgLru
+    | ConvAttention
+    | Rwkv
+    | MatrixLstm
 )
 
 
