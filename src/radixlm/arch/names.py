@@ -69,7 +69,7 @@ DEFAULT: Names = {
     "head": AnyOf(
         *(
             f"{at}lm_head"
-            for at in ("", "language_model.", "llm.", "language.", "thinker.", "model.")
+            for at in ("", "language_model.", "text_model.", "llm.", "language.", "thinker.", "model.")
         )
     ),
     "norm1": LAYER + "input_layernorm",
@@ -158,6 +158,7 @@ def untied(decoder: Decoder) -> Decoder:
 # Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
 PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
+    "text_model.model.",
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
     *("model.", ""),
 )

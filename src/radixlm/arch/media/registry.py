@@ -48,6 +48,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
     ),
     "Dots3NoteForConditionalGeneration": PLAIN,
+    "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Exaone4_5_ForConditionalGeneration": PLAIN,
