@@ -20,6 +20,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from radixlm.arch.hf import describe
 from radixlm.arch.recipes import normalize_rows
 from tests.arch import oracle
+from tests.fakes.shapes import LATENT, ROUTED
 
 Rename = list[tuple[str, str]]
 Fuse = dict[str, tuple[str, ...]]
@@ -66,6 +67,12 @@ CASES: dict[str, Case] = {
     "AquilaForCausalLM": Case("LlamaForCausalLM", {**LLAMA, "rms_norm_eps": 1e-6}),
     "PanguEmbeddedForCausalLM": Case(
         "LlamaForCausalLM", {**LLAMA, "bias": True, "rms_norm_eps": 1e-6}, {"attention_bias": True}
+    ),
+    "PanguUltraMoEForCausalLM": Case(
+        "DeepseekV3ForCausalLM",
+        {**LLAMA, **LATENT, **ROUTED, "norm_topk_prob": True, "router_enable_expert_bias": True}
+        | {"routed_scaling_factor": 2.5},
+        {"n_group": 1, "topk_group": 1},
     ),
     "StableLMEpochForCausalLM": Case(
         "StableLmForCausalLM",

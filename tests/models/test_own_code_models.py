@@ -69,7 +69,10 @@ def test_telechat_2(tmp_path: Path) -> None:
     for i in range(2):
         at = f"transformer.h.{i}."
         shapes |= {f"{at}input_layernorm.weight": (DIM,), f"{at}self_attention.dense.bias": (DIM,)}
-        shapes |= {f"{at}post_attention_layernorm.weight": (DIM,), f"{at}mlp.down_proj.bias": (DIM,)}
+        shapes |= {
+            f"{at}post_attention_layernorm.weight": (DIM,),
+            f"{at}mlp.down_proj.bias": (DIM,),
+        }
         for part, rows in (("query", DIM), ("key_value", 2 * DIM), ("dense", DIM)):
             shapes[f"{at}self_attention.{part}.weight"] = (rows, DIM)
         shapes |= _mlp(at + "mlp.")
@@ -137,7 +140,10 @@ def test_plamo_3(tmp_path: Path, by_pattern: bool) -> None:
         at = f"model.layers.layers.{i}."
         shapes |= _norms(at, *names) | {f"{at}mixer.qkv_proj.weight": (3 * DIM, DIM)}
         shapes |= {f"{at}mixer.{one}_norm.weight": (WIDTH,) for one in "qk"}
-        shapes |= {f"{at}mixer.o_proj.weight": (DIM, DIM), f"{at}mlp.down_proj.weight": (DIM, INNER)}
+        shapes |= {
+            f"{at}mixer.o_proj.weight": (DIM, DIM),
+            f"{at}mlp.down_proj.weight": (DIM, INNER),
+        }
         shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * INNER, DIM)
     windows: dict[str, Any] = {"interleaved_sliding_window": [5, None]}
     if by_pattern:
@@ -160,7 +166,9 @@ def test_plamo_3(tmp_path: Path, by_pattern: bool) -> None:
             read = _attend(parts, 10000.0) if i else _attend(parts, 100.0, near)
             read = _linear(w, at + "mixer.o_proj", read)
             x = x + normed(read, at + "post_mixer_norm", 1 / 5)
-            gate, up = _linear(w, at + "mlp.gate_up_proj", normed(x, at + "pre_mlp_norm")).chunk(2, -1)
+            gate, up = _linear(w, at + "mlp.gate_up_proj", normed(x, at + "pre_mlp_norm")).chunk(
+                2, -1
+            )
             fed = _linear(w, at + "mlp.down_proj", F.silu(gate) * up)
             x = x + normed(fed, at + "post_mlp_norm", 1 / 5**1.5)
         return _linear(w, "lm_head", normed(x, "model.norm"))

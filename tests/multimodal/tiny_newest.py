@@ -100,9 +100,7 @@ def hy_v4_vl() -> Tiny:
         vision_config=encoder, text_config=held("HYV4ForCausalLM", rope_parameters=rope),
         image_token_id=257, video_token_id=258,
     )  # fmt: skip
-    reader = image_processor(
-        "HYV4VL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA
-    )
+    reader = image_processor("HYV4VL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
     whole = processor(tf.HYV4VLProcessor, reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|image_pad|>")
 

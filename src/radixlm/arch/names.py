@@ -62,16 +62,13 @@ LAYER = "model.layers.{i}."
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
 SPLIT_QKV = tuple(f"{_ATTENTION}{part}_proj" for part in "qkv")
 FUSED_UP = _MLP + "gate_up_proj"
+# parts of multimodal checkpoints that hold the language model
+_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model")
 
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
-    "head": AnyOf(
-        *(
-            f"{at}lm_head"
-            for at in ("", "language_model.", "text_model.", "llm.", "language.", "thinker.", "model.")
-        )
-    ),
+    "head": AnyOf("lm_head", *(f"{part}.lm_head" for part in _PARTS)),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
     "mixer.qkv": AnyOf(SPLIT_QKV, _ATTENTION + "qkv_proj"),

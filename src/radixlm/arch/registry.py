@@ -32,7 +32,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingHybridForCausalLM": "mla:bailing_hybrid",
     "BailingMoEForCausalLM": "custom:bailing_moe",
     "BailingMoeForCausalLM": "custom:bailing_moe",
-    "BailingMoeV2_5ForCausalLM": "mla:bailing_moe_v2_5",
+    "BailingMoeV2_5ForCausalLM": "own_code:bailing_moe_v2_5",
     "BailingMoeV2ForCausalLM": "custom:bailing_moe_v2",
     "BambaForCausalLM": "hybrid:bamba",
     "BeamForCausalLM": "moe:beam",

@@ -1,36 +1,22 @@
-"""Latent attention besides DeepSeek: Mistral 4, A.X K2, Ling 2.5 and Ling 3 (Bailing hybrid)."""
+"""Latent attention besides DeepSeek: Mistral 4, A.X K2 and Ling 3 (Bailing hybrid)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.builders import (
     activation,
     build_decoder,
     corrected_moe,
-    head_dim,
-    mlp,
-    rope,
 )
-from radixlm.arch.families.custom import bailing_experts, bailing_names
 from radixlm.arch.families.deepseek import deepseek_v32, latent, routed
 from radixlm.arch.families.linear import channel_delta
 from radixlm.arch.families.mistral_native import native
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
-from radixlm.arch.spec import (
-    Block,
-    Decoder,
-    LatentAttention,
-    LogNScaling,
-    Mlp,
-    Moe,
-    Norm,
-    RotatedLightning,
-)
+from radixlm.arch.spec import Block, Decoder, LatentAttention, LogNScaling, Mlp, Moe
 from radixlm.base.record import replace
 
 _MLP = LAYER + "mlp."
@@ -164,50 +150,4 @@ def bailing_hybrid(c: Config) -> Decoder:
         by_layer_type(c, sparse),
         names=BAILING,
         tied=False,
-    )
-
-
-def bailing_moe_v2_5(c: Config) -> Decoder:
-    """Ling 2.5: lightning attention, and latent attention in every layer_group_size-th layer."""
-    c.refuse("full_attention_type", "mla")
-    norm, every = Norm(c.rms_norm_eps), c.get("layer_group_size", 1)
-    heads, dim, count = c.num_attention_heads, head_dim(c), c.num_hidden_layers
-    is_normed, bias = c.get("use_qk_norm", False), bool(c.get("use_bias", False))
-    is_rotated = c.get("linear_rope", True)
-    is_activated = c.get("use_linear_silu", c.get("linear_silu", False))
-    slopes = alibi_slopes(heads)
-    attends = replace(latent(c, interleaved=True), norm=norm)
-
-    def lightning(i: int) -> RotatedLightning:
-        factor = 1 - i / max(count - 1, 1) + 1e-5
-        return RotatedLightning(
-            heads,
-            dim,
-            decays=tuple(-factor * slope for slope in slopes),
-            norm=norm,
-            norm_groups=c.get("group_norm_size", 1),
-            rope=rope(c, dim, partial=True) if is_rotated else None,
-            qk_norm=norm if is_normed else None,
-            act="silu" if is_activated else "",
-            qkv_bias=bias or bool(c.get("use_qkv_bias", False)),
-            o_bias=bias,
-        )
-
-    sparse, first = bailing_experts(c), c.get("first_k_dense_replace", 0)
-    names: Names = {
-        **BAILING,
-        **bailing_names(c),
-        "mixer.o": _PUBLISHED + "dense",
-        "state.qkv": _PUBLISHED + "query_key_value",
-        "state.q_norm": _PUBLISHED + "query_layernorm",
-        "state.k_norm": _PUBLISHED + "key_layernorm",
-        "state.gate": _PUBLISHED + "g_proj",
-        "state.norm": _PUBLISHED + "g_norm",
-        "state.out": _PUBLISHED + "dense",
-    }
-    return build_decoder(
-        c,
-        lambda i: lightning(i) if every > 0 and (i + 1) % every else attends,
-        lambda i: mlp(c) if i < first else sparse,
-        names=names,
     )

@@ -1,23 +1,32 @@
-"""More models that came with their own code: Jais (arXiv:2308.16149), MiMo V2, Ouro
+"""More models that came with their own code: Jais (arXiv:2308.16149), Ling 2.5, MiMo V2, Ouro
 (arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, PLaMo 3, TeleChat 2 (arXiv:2507.18013),
-and the first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face model."""
+and the first names of Falcon and StableLM. The tests write their computation out, or rename a
+Hugging Face model."""
 
 from __future__ import annotations
 
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
 from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
-from radixlm.arch.families.custom import bailing_moe_v2
+from radixlm.arch.families.custom import bailing_experts, bailing_moe_v2, bailing_names
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.gpt import falcon
+from radixlm.arch.families.mla import BAILING
 from radixlm.arch.families.phi import stablelm
 from radixlm.arch.names import LAYER, SANDWICH, Named, Names
 from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
-from radixlm.arch.spec import AttentionExtras, Decoder, HierarchicalRecurrence, Mlp, Norm
+from radixlm.arch.spec import (
+    AttentionExtras,
+    Decoder,
+    HierarchicalRecurrence,
+    Mlp,
+    Norm,
+    RotatedLightning,
+)
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
-_ATTENTION = LAYER + "self_attn."
+_ATTENTION, _BAILING = LAYER + "self_attn.", LAYER + "attention."
 
 
 def telechat2(c: Config) -> Decoder:
@@ -189,7 +198,7 @@ def param2_moe(c: Config) -> Decoder:
 
 
 def mimo_v2(c: Config) -> Decoder:
-    """MiMo V2 by the keys of its published config: layers with a window have shapes of their own."""
+    """MiMo V2 by its published keys: layers with a window have shapes of their own."""
     c.refuse("attention_projection_layout")
     c.refuse("scoring_func", "sigmoid")
     slides, has_experts = c.hybrid_layer_pattern, c.moe_layer_freq
@@ -227,6 +236,52 @@ def mimo_v2(c: Config) -> Decoder:
         lambda i: sparse if has_experts[i] else b.mlp(c),
         norm,
         names={"mixer.sinks": _ATTENTION + "attention_sink_bias"},
+    )
+
+
+def bailing_moe_v2_5(c: Config) -> Decoder:
+    """Ling 2.5: lightning attention, and latent attention in every layer_group_size-th layer."""
+    c.refuse("full_attention_type", "mla")
+    norm, every = Norm(c.rms_norm_eps), c.get("layer_group_size", 1)
+    heads, dim, count = c.num_attention_heads, b.head_dim(c), c.num_hidden_layers
+    is_normed, bias = c.get("use_qk_norm", False), bool(c.get("use_bias", False))
+    is_rotated = c.get("linear_rope", True)
+    is_activated = c.get("use_linear_silu", c.get("linear_silu", False))
+    slopes = alibi_slopes(heads)
+    attends = replace(latent(c, interleaved=True), norm=norm)
+
+    def lightning(i: int) -> RotatedLightning:
+        factor = 1 - i / max(count - 1, 1) + 1e-5
+        return RotatedLightning(
+            heads,
+            dim,
+            decays=tuple(-factor * slope for slope in slopes),
+            norm=norm,
+            norm_groups=c.get("group_norm_size", 1),
+            rope=b.rope(c, dim, partial=True) if is_rotated else None,
+            qk_norm=norm if is_normed else None,
+            act="silu" if is_activated else "",
+            qkv_bias=bias or bool(c.get("use_qkv_bias", False)),
+            o_bias=bias,
+        )
+
+    sparse, first = bailing_experts(c), c.get("first_k_dense_replace", 0)
+    names: Names = {
+        **BAILING,
+        **bailing_names(c),
+        "mixer.o": _BAILING + "dense",
+        "state.qkv": _BAILING + "query_key_value",
+        "state.q_norm": _BAILING + "query_layernorm",
+        "state.k_norm": _BAILING + "key_layernorm",
+        "state.gate": _BAILING + "g_proj",
+        "state.norm": _BAILING + "g_norm",
+        "state.out": _BAILING + "dense",
+    }
+    return b.build_decoder(
+        c,
+        lambda i: lightning(i) if every > 0 and (i + 1) % every else attends,
+        lambda i: b.mlp(c) if i < first else sparse,
+        names=names,
     )
 
 
