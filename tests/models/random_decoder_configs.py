@@ -171,6 +171,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "Glm5NextForCausalLM": {
         **_TOP,
+        "hidden_act": ["silu", "gelu"],
         **_RENORM,
         **_BIAS,
         "index_topk": [12, 60],
@@ -223,6 +224,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "HYV4ForCausalLM": {
         **_TOP,
+        "hidden_act": ["silu", "gelu"],
         **_RENORM,
         **_BIAS,
         "index_topk": [3, 20, 100],

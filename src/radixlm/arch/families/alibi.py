@@ -69,7 +69,6 @@ def _mpt_slopes(heads: int) -> tuple[float, ...]:
 
 
 def mpt(c: Config) -> Decoder:
-    c.refuse("no_bias", True)
     c.refuse("logit_scale")
     how = c.attn_config
     if not how.get("alibi", True) or how.get("qk_ln") or how.get("prefix_lm"):
