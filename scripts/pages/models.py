@@ -39,9 +39,9 @@ in a batch = alone to the last bit).
 
 A decoder of transformers without a row here runs with transformers' code on the paged cache
 (`--model-impl`), if a trial at start gives the same logits token by token as at once. Tried: BERT
-as a decoder, ModernBERT, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT and GPT-2
-besides their rows. Refused by name: models with other states or attention (RWKV, xLSTM, CPM-Ant,
-GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
+as a decoder, ModernBERT, Dory, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT and
+GPT-2 besides their rows. Refused by name: models with other states or attention (RWKV, xLSTM,
+CPM-Ant, GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
 
 Layers that choose what they read (`Indexer`, `BlockIndexer`) or that read compressed KV
 (`CompressedSparseAttention` of DeepSeek V4) gather keys sequence by sequence in plain torch, which
