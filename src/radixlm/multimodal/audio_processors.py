@@ -250,7 +250,7 @@ PROCESSORS: dict[str, type[AudioProcessor]] = {
 }
 
 # names of those that call Hugging Face's once a clip
-_OF_ONE_CLIP = {"single": SingleAudioProcessor, "enclosed": EnclosedAudioProcessor}
+OF_ONE_CLIP = {"single": SingleAudioProcessor, "enclosed": EnclosedAudioProcessor}
 
 
 def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProcessor | None:
@@ -260,7 +260,7 @@ def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProc
     name = "" if row is None else row.audio_processor
     if name == "parakeet" and importlib.util.find_spec("torchvision") is not None:
         return None  # Hugging Face's processor needs torchvision, and reads images too
-    if not name or name in _OF_ONE_CLIP:
+    if not name or name in OF_ONE_CLIP:
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -272,5 +272,5 @@ def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProc
 def single_audio_processor(raw: Raw, processor: Any) -> Any:
     """``processor``, called once a clip where it takes no more than one."""
     row = row_of(raw)
-    made = None if row is None else _OF_ONE_CLIP.get(row.audio_processor)
+    made = None if row is None else OF_ONE_CLIP.get(row.audio_processor)
     return processor if made is None else made(processor)
