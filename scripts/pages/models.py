@@ -39,9 +39,9 @@ in a batch = alone to the last bit).
 
 A decoder of transformers without a row here runs with transformers' code on the paged cache
 (`--model-impl`), if a trial at start gives the same logits token by token as at once. Tried: BERT
-as a decoder, ModernBERT, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT and GPT-2
-besides their rows. Refused by name: models with other states or attention (RWKV, xLSTM, CPM-Ant,
-GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
+as a decoder, ModernBERT, Dory, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n, gpt-oss, OPT and
+GPT-2 besides their rows. Refused by name: models with other states or attention (RWKV, xLSTM,
+CPM-Ant, GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
 
 Layers that choose what they read (`Indexer`, `BlockIndexer`) or that read compressed KV
 (`CompressedSparseAttention` of DeepSeek V4) gather keys sequence by sequence in plain torch, which
@@ -57,7 +57,7 @@ Prediction layers that are not built, and why:
 PARITY = Path(__file__).parents[2] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
-PUBLISHED = "published.py"  # families whose mathematics the tests write out
+PUBLISHED = ("own_code.py", "published.py")  # families whose mathematics the tests write out
 
 
 def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
@@ -66,7 +66,7 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
         return "its class"
     if module == DRAFTS_FILE:
         return "none: described"
-    if module == PUBLISHED:
+    if module in PUBLISHED:
         return "mathematics"
     row = MULTIMODAL.get(name)  # tests/multimodal has the class, or its layers in another layout
     if module in OWN_TESTS or (row is not None and not row.layout and not row.custom):

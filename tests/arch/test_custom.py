@@ -20,6 +20,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from radixlm.arch.hf import describe
 from radixlm.arch.recipes import normalize_rows
 from tests.arch import oracle
+from tests.fakes.shapes import LATENT, ROUTED
 
 Rename = list[tuple[str, str]]
 Fuse = dict[str, tuple[str, ...]]
@@ -63,6 +64,27 @@ CASES: dict[str, Case] = {
         "StableLmForCausalLM", LLAMA, {"qk_layernorm": False, "partial_rotary_factor": 1.0}
     ),
     "MiMoForCausalLM": Case("Qwen2ForCausalLM", LLAMA),
+    "AquilaForCausalLM": Case("LlamaForCausalLM", {**LLAMA, "rms_norm_eps": 1e-6}),
+    "PanguEmbeddedForCausalLM": Case(
+        "LlamaForCausalLM", {**LLAMA, "bias": True, "rms_norm_eps": 1e-6}, {"attention_bias": True}
+    ),
+    "PanguUltraMoEForCausalLM": Case(
+        "DeepseekV3ForCausalLM",
+        {**LLAMA, **LATENT, **ROUTED, "norm_topk_prob": True, "router_enable_expert_bias": True}
+        | {"routed_scaling_factor": 2.5},
+        {"n_group": 1, "topk_group": 1},
+    ),
+    "StableLMEpochForCausalLM": Case(
+        "StableLmForCausalLM",
+        {**LLAMA, "norm_eps": 1e-5, "rope_pct": 0.5},
+        {"qk_layernorm": False, "partial_rotary_factor": 0.5},
+    ),
+    "RWForCausalLM": Case(
+        "FalconForCausalLM",
+        {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128}
+        | {"multi_query": True, "bias": False, "alibi": False, "parallel_attn": True},
+        {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True},
+    ),
     "InternLMForCausalLM": Case("LlamaForCausalLM", LLAMA, {"attention_bias": True}),
     "InternLM3ForCausalLM": Case(
         "LlamaForCausalLM",
@@ -215,6 +237,26 @@ CASES: dict[str, Case] = {
             ("gate.e_score_correction_bias", "gate.expert_bias"),
         ],
         {"attention.query_key_value": QKV},
+    ),
+    "Param2MoEForCausalLM": Case(
+        "Glm4MoeForCausalLM",
+        {
+            **LLAMA,
+            **MOE,
+            "head_dim": 16,
+            "num_experts": 8,
+            "use_qk_norm": True,
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+        },
+        rename=[
+            *BAILING,
+            ("self_attn.q_norm", "attention.query_layernorm"),
+            ("self_attn.k_norm", "attention.key_layernorm"),
+            ("gate.e_score_correction_bias", "gate.expert_bias"),
+        ],
+        fuse={"attention.query_key_value": QKV},
     ),
     "TeleFLMForCausalLM": Case(
         "GraniteForCausalLM",

@@ -18,6 +18,7 @@ from radixlm.arch.media.registry import (
 )
 from radixlm.arch.media.spec import Encoder, Transcriber, Video
 from radixlm.arch.registry import ARCHITECTURES, find
+from radixlm.multimodal.audio_processors import OF_ONE_CLIP
 from radixlm.multimodal.audio_processors import PROCESSORS as AUDIO_PROCESSORS
 from radixlm.multimodal.image_processors import PROCESSORS as IMAGE_PROCESSORS
 
@@ -30,7 +31,7 @@ def test_a_row_names_what_exists(name: str) -> None:
     assert row.video in get_args(Video) and row.encoder in get_args(Encoder)
     assert row.transcriber in get_args(Transcriber)
     assert not row.custom or (row.custom in IMAGE_PROCESSORS and row.layout)
-    assert row.audio_processor in ("", "single", *AUDIO_PROCESSORS)
+    assert row.audio_processor in ("", *OF_ONE_CLIP, *AUDIO_PROCESSORS)
     layout = layout_of(row)
     assert (layout is None) == (not row.layout)
     assert layout is None or isinstance(layout, CheckpointLayout)

@@ -25,7 +25,7 @@ _HEADS = [(4, 2), (4, 4), (6, 3), (6, 1), (8, 2), (2, 1)]
 # architecture -> settings to draw from
 FLAGS: dict[str, dict[str, list[Any]]] = {
     **random_unusual_configs.FLAGS,
-    "BloomForCausalLM": {},
+    "BloomForCausalLM": {"apply_residual_connection_post_layernorm": [False, True]},
     "MptForCausalLM": {
         "attn_config": [{}, {"clip_qkv": 0.2}, {"alibi_bias_max": 4, "softmax_scale": 0.3}]
     },
@@ -171,6 +171,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "Glm5NextForCausalLM": {
         **_TOP,
+        "hidden_act": ["silu", "gelu"],
         **_RENORM,
         **_BIAS,
         "index_topk": [12, 60],
@@ -223,6 +224,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "HYV4ForCausalLM": {
         **_TOP,
+        "hidden_act": ["silu", "gelu"],
         **_RENORM,
         **_BIAS,
         "index_topk": [3, 20, 100],

@@ -15,7 +15,7 @@ from tests.models.test_decoder import relative_error
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
-from tests.multimodal.tiny import Tiny, save
+from tests.multimodal.tiny import Tiny, gemma3, save
 from tests.multimodal.tiny_audio import audio_flamingo, qwen2_audio, voxtral
 from tests.multimodal.tiny_more import paddleocr_vl
 from tests.multimodal.tiny_newer import cosmos3_edge, hyperclovax_vision_v2
@@ -23,6 +23,7 @@ from tests.multimodal.tiny_vision import molmo2
 
 # changes of the whole config and of its text config
 CASES: list[tuple[Callable[[], Tiny], dict[str, Any], dict[str, Any]]] = [
+    (gemma3, {}, {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 2.0}),
     (molmo2, {"tie_word_embeddings": True}, {}),
     (cosmos3_edge, {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
     (paddleocr_vl, {}, {"use_bias": True}),

@@ -111,6 +111,18 @@ def audio_flamingo() -> Tiny:
     return Tiny(config, tf.AudioFlamingo3Processor(_feature_extractor(), tok), "<sound>")
 
 
+def music_flamingo() -> Tiny:
+    marks = "<|sound_bos|>", "<|sound_eos|>"
+    tok = tokenizer("<sound>", *marks)
+    encoder = {"model_type": "audioflamingo3_encoder", "intermediate_size": 48, **ENCODER}
+    config = tf.MusicFlamingoConfig(
+        audio_config={**encoder, "max_source_positions": 100},
+        text_config=text("qwen2"), audio_token_id=257, audio_bos_token_id=258,
+        audio_eos_token_id=259,
+    )  # fmt: skip
+    return Tiny(config, tf.MusicFlamingoProcessor(_feature_extractor(), tok), "<sound>")
+
+
 CHUNKED = {
     "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
     "d_model": 32, "downsample_hidden_size": 8, "output_dim": 64, "n_window_infer": 200,
@@ -311,6 +323,7 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         voxtral,
         glmasr,
         audio_flamingo,
+        music_flamingo,
         qwen3_asr,
         qwen3_omni,
         qwen3_omni_thinker,
@@ -404,6 +417,7 @@ _INPUTS = {
     "nemotron_h_omni": _nemotron_inputs,
     "voxtral": _voxtral_inputs,
     "audioflamingo3": _apart,
+    "musicflamingo": _apart,
     "glmasr": _apart,
     "qwen3_asr": _apart,
     "granite_speech": _granite_inputs,

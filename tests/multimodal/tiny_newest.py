@@ -89,6 +89,22 @@ def dots3_note() -> Tiny:
     return Tiny(config, whole, "<|imgpad|>")
 
 
+def hy_v4_vl() -> Tiny:
+    tok = tokenizer(image_token="<|image_pad|>", video_token="<|video_pad|>")
+    encoder = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "patch_size": 7,
+        "num_attention_heads": 2, "out_hidden_size": 64, "max_image_size": 112,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    config = tf.HYV4VLConfig(
+        vision_config=encoder, text_config=held("HYV4ForCausalLM", rope_parameters=rope),
+        image_token_id=257, video_token_id=258,
+    )  # fmt: skip
+    reader = image_processor("HYV4VL", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA)
+    whole = processor(tf.HYV4VLProcessor, reader, tok, video_processor=NoVideos())
+    return Tiny(config, whole, "<|image_pad|>")
+
+
 def inkling() -> Tiny:
     marks = "<|unused_200054|> <|unused_200053|> <|content_image|> <|content_audio_input|>"
     tok = tokenizer(*marks.split())
@@ -106,7 +122,7 @@ def inkling() -> Tiny:
 
 
 NEWEST: dict[str, Callable[[], Tiny]] = {
-    made.__name__: made for made in (minimax_m3, glm5_next, dots3_note, inkling)
+    made.__name__: made for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling)
 }
 # their processors need an optional package
 NEWEST_NEEDS = {"inkling": "scipy"}

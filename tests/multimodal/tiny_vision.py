@@ -107,6 +107,29 @@ def chameleon_swin() -> Tiny:
     return _chameleon(swin_norm=True, attention_bias=True)
 
 
+def emu3() -> Tiny:
+    marks = {"boi": "<|image start|>", "eoi": "<|image end|>", "image_wrapper": "<|image token|>"}
+    tok = tokenizer(
+        image_token="<image>", eof_token="<|extra_201|>", eol_token="<|extra_200|>",
+        **{f"{name}_token": token for name, token in marks.items()},
+    )  # fmt: skip
+    tok.bos_token = "<|end|>"
+    words = {f"<|visual token {i:06d}|>": 300 + i for i in range(32)}
+    eye = {
+        "codebook_size": 32, "embed_dim": 4, "latent_channels": 4, "base_channels": 32,
+        "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "hidden_size": 32,
+    }  # fmt: skip
+    ends = ("<image>", "<|extra_200|>")
+    held = text("emu3", **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos")})
+    del held["model_type"]
+    config = tf.Emu3Config(
+        vq_config=eye, text_config=held,
+        vocabulary_map={**{token: tok.convert_tokens_to_ids(token) for token in ends}, **words},
+    )  # fmt: skip
+    reader = image_processor("Emu3", min_pixels=32 * 32, max_pixels=64 * 64)
+    return Tiny(config, tf.Emu3Processor(reader, tok), "<image>")
+
+
 EYE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 7,
@@ -306,7 +329,7 @@ def as_deepseek_ocr(folder: Path) -> None:
 VISION: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
-        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
+        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, emu3, blip_2,
         instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip

@@ -62,16 +62,13 @@ LAYER = "model.layers.{i}."
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
 SPLIT_QKV = tuple(f"{_ATTENTION}{part}_proj" for part in "qkv")
 FUSED_UP = _MLP + "gate_up_proj"
+# parts of multimodal checkpoints that hold the language model
+_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model")
 
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
-    "head": AnyOf(
-        *(
-            f"{at}lm_head"
-            for at in ("", "language_model.", "llm.", "language.", "thinker.", "model.")
-        )
-    ),
+    "head": AnyOf("lm_head", *(f"{part}.lm_head" for part in _PARTS)),
     "norm1": LAYER + "input_layernorm",
     "norm2": LAYER + "post_attention_layernorm",
     "mixer.qkv": AnyOf(SPLIT_QKV, _ATTENTION + "qkv_proj"),
@@ -158,6 +155,7 @@ def untied(decoder: Decoder) -> Decoder:
 # Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
 PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
+    "text_model.model.",
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
     *("model.", ""),
 )
@@ -187,7 +185,7 @@ _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
-    r"|vit_large|patch_merge_mlp\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
+    r"|early_exit_gate\.|vit_large|patch_merge_mlp\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")

@@ -31,6 +31,14 @@ def transposed(tensor: Any, cat: Cat) -> Any:
     return tensor if tensor.ndim == 1 else tensor.swapaxes(-1, -2)
 
 
+def transposed_pair(tensor: Any, cat: Cat) -> Any:
+    """Two of [in, out], one below the other -> [2 * out, in]; vectors stay."""
+    if tensor.ndim == 1:
+        return tensor
+    half = tensor.shape[0] // 2
+    return cat((tensor[:half].swapaxes(-1, -2), tensor[half:].swapaxes(-1, -2)), 0)
+
+
 def interleaved(tensor: Any, cat: Cat) -> Any:
     """Rows gate, up, gate, up .. -> all gates, all ups (last axis of [.., 2 * inner])."""
     return cat((tensor[..., 0::2], tensor[..., 1::2]), -1)
@@ -161,6 +169,18 @@ class GroupedParts(Record):
             rows = grouped[:, first : first + self.sizes[part]]
             parts.append(rows.reshape(-1, *rest))
         return cat(parts, 0) if len(parts) > 1 else parts[0]
+
+
+class QueriesThenPairs(Record):
+    """Rows [q of all heads][k, v of each head] of ``heads`` heads -> all q, all k, all v."""
+
+    heads: int
+    dim: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        rows = self.heads * self.dim
+        pairs = GroupedParts(self.heads, (self.dim, self.dim), (0, 1))
+        return cat([tensor[:rows], pairs(tensor[rows:], cat)], 0)
 
 
 class ScaleRows(Record):

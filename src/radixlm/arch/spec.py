@@ -446,6 +446,26 @@ class Lightning(Record):
         return (((self.heads, self.head_dim, self.head_dim), True),)
 
 
+class RotatedLightning(Record):
+    """Lightning attention whose queries and keys are normalized and rotated (Ling 2.5). ``norm`` is
+    of the outputs, in ``norm_groups`` groups of channels; then they are gated."""
+
+    heads: int
+    head_dim: int
+    decays: tuple[float, ...]  # as in ``Lightning``
+    norm: Norm
+    norm_groups: int
+    rope: Rope | None
+    qk_norm: Norm | None
+    act: Literal["", "silu"] = ""  # of queries, keys and values
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (((self.heads, self.head_dim, self.head_dim), True),)
+
+
 class RgLru(Record):
     """Real-gated linear recurrent unit after a convolution (Griffin, arXiv:2402.19427)."""
 
@@ -551,7 +571,16 @@ class MatrixLstm(Record):
 ConvAttention = CompressedConvAttention | RelativeAttention  # attention with a recurrent state
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
-    ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | ConvAttention | Rwkv | MatrixLstm
+    ShortConv
+    | Mamba1
+    | Mamba2
+    | DeltaNet
+    | Lightning
+    | RotatedLightning
+    | RgLru
+    | ConvAttention
+    | Rwkv
+    | MatrixLstm
 )
 
 
@@ -849,7 +878,8 @@ class HierarchicalRecurrence(Record):
     first stack recomputes the second stream ``inner`` times from the sum of both, then the second
     stack recomputes the first. Each run normalizes its output and has a KV cache of its own:
     ``Decoder.blocks`` lists the blocks of all runs. ``{stack}`` in a tensor's name is one of
-    ``stacks``, ``{i}`` the block in it."""
+    ``stacks``, ``{i}`` the block in it. With ``inner`` 0 there is one stack and one stream (Ouro,
+    arXiv:2510.25741)."""
 
     outer: int
     inner: int
@@ -859,7 +889,7 @@ class HierarchicalRecurrence(Record):
     @property
     def runs(self) -> tuple[int, ...]:
         """The stack of each run: 0 or 1."""
-        return ((0,) * self.inner + (1,)) * self.outer
+        return ((0,) * self.inner + (1,)) * self.outer if self.inner else (0,) * self.outer
 
 
 class SkipConnection(Record):

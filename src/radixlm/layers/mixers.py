@@ -15,6 +15,7 @@ from radixlm.arch.spec import (
     LatentAttention,
     MatrixLstm,
     ParallelHybrid,
+    RotatedLightning,
     RwkvChannel,
     RwkvTime,
     SquareLinear,
@@ -31,6 +32,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.program import Branch, ProgramBuilder, Unsupported, handles
 from radixlm.layers.recurrent import make_state_layer
 from radixlm.layers.rope import Angles
+from radixlm.layers.rotated_lightning import RotatedLightningLayer
 from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
 from radixlm.layers.state import StateLayer
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -107,6 +109,8 @@ def make_mixer(
         return make_convolved(mixer, dim, context, rope, pool, state_row)
     if isinstance(mixer, MatrixLstm):
         return MatrixLstmLayer(mixer, dim, context, state_row)
+    if isinstance(mixer, RotatedLightning):
+        return RotatedLightningLayer(mixer, dim, context, state_row, rope)
     if isinstance(mixer, RwkvTime):
         return RwkvTimeLayer(mixer, dim, context, state_row)
     if isinstance(mixer, RwkvChannel):

@@ -11,7 +11,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
+from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope, RotatedLightning
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.distributed.groups import ALONE
@@ -71,6 +71,8 @@ def _filled(taps_TN: Tensor | None, parts: Sequence[Tensor | None], x_TD: Tensor
 
 def rope_of(block: Block) -> Rope | None:
     """The rotation of a block's attention."""
+    if isinstance(block.mixer, RotatedLightning):
+        return block.mixer.rope
     return None if block.attention is None else block.attention.rope
 
 

@@ -87,6 +87,14 @@ class SingleAudioProcessor(AudioProcessor):
         return arrays, count
 
 
+class EnclosedAudioProcessor(SingleAudioProcessor):
+    """As its base; the processor puts tokens around a clip's placeholders."""
+
+    def prompt_text(self, num_placeholders: int) -> str:
+        inside = super().prompt_text(num_placeholders)
+        return f"{self._processor.audio_bos_token}{inside}{self._processor.audio_eos_token}"
+
+
 class VoxtralAudioProcessor(AudioProcessor):
     """Mel bands of whole windows (30 s), each of which the encoder reads by itself."""
 
@@ -241,6 +249,9 @@ PROCESSORS: dict[str, type[AudioProcessor]] = {
     "granite": GraniteAudioProcessor,
 }
 
+# names of those that call Hugging Face's once a clip
+OF_ONE_CLIP = {"single": SingleAudioProcessor, "enclosed": EnclosedAudioProcessor}
+
 
 def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProcessor | None:
     """The processor of a checkpoint that is not Hugging Face's; None for the others.
@@ -249,7 +260,7 @@ def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProc
     name = "" if row is None else row.audio_processor
     if name == "parakeet" and importlib.util.find_spec("torchvision") is not None:
         return None  # Hugging Face's processor needs torchvision, and reads images too
-    if name in ("", "single"):
+    if not name or name in OF_ONE_CLIP:
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -261,5 +272,5 @@ def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProc
 def single_audio_processor(raw: Raw, processor: Any) -> Any:
     """``processor``, called once a clip where it takes no more than one."""
     row = row_of(raw)
-    is_single = row is not None and row.audio_processor == "single"
-    return SingleAudioProcessor(processor) if is_single else processor
+    made = None if row is None else OF_ONE_CLIP.get(row.audio_processor)
+    return processor if made is None else made(processor)

@@ -51,6 +51,18 @@ def numbered_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
     return ids
 
 
+def with_row_ends(media: Media, merge: int) -> Iterator[Grid]:
+    """A box for each image and each frame of a video; a token more ends each row."""
+    grids = media.inputs[f"{media.kind}_grid_thw"].read().reshape(-1, 3).tolist()
+    places = [place for start, count in media.spans for place in range(start, start + count)]
+    at = 0
+    for times, rows, columns in grids:
+        height, width = rows // merge, columns // merge + 1
+        for _ in range(times):
+            yield Grid(places[at], 1, height, width)
+            at += height * width
+
+
 def boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
     """A box for each image and video; for each frame of videos whose frames stand apart. ``rate``:
     units of time a second."""

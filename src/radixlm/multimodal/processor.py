@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from radixlm.arch.media.spec import MODALITIES, Modality, MultimodalSpec
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.record import Record
-from radixlm.multimodal import image
+from radixlm.multimodal import image, positions
 from radixlm.multimodal.audio import Samples, read_audio
 from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_image
 from radixlm.multimodal.options import checked_options, limit_pixels
-from radixlm.multimodal.positions import boxes, numbered_ids, rope_ids, without_boundaries
 from radixlm.multimodal.video import Video, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
@@ -421,11 +420,16 @@ class MediaProcessor:
             return None
         canvas = self._spec.canvas
         if self._spec.rope_by_image_index:
-            grids = (g for one in media for g in without_boundaries(one, self._merge))
-            return numbered_ids(len(ids), grids)
+            grids = (g for one in media for g in positions.without_boundaries(one, self._merge))
+            return positions.numbered_ids(len(ids), grids)
+        if self._spec.has_row_ends:
+            grids = (g for one in media for g in positions.with_row_ends(one, self._merge))
+            return positions.rope_ids(len(ids), grids)
         if canvas is None:
             rate = self._spec.tokens_per_second
-            return rope_ids(len(ids), (g for one in media for g in boxes(one, self._merge, rate)))
+            return positions.rope_ids(
+                len(ids), (g for one in media for g in positions.boxes(one, self._merge, rate))
+            )
         crops = []
         for one in media:
             sizes = one.inputs[self._size_name(one.kind)].read().reshape(-1, 2).tolist()

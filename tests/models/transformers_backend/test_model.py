@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fakes.newer_references import CHECKPOINT, skip_if_older
 
 from radixlm.arch.generic import describe_generic, load_generic
 from radixlm.base.errors import CheckpointError, ConfigError
@@ -121,6 +122,14 @@ def test_odd_attentions_pass_their_trial(name: str, tmp_path: Path) -> None:
         "chunks": {(0, 16)}, "latent": {(0, 12)}, "sinks": {(0, 16), (8, 16)},
         "head of layers": {(0, 16), (4, 16)},
     }[name]  # fmt: skip
+
+
+def test_layers_that_run_again_have_their_own_cache(tmp_path: Path) -> None:
+    skip_if_older("DoryForCausalLM", CHECKPOINT)
+    loops = {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1}
+    sizes = {**SIZES, **loops, "num_hidden_layers": 3, "n_recurrent_loops": 3, "head_dim": 16}
+    saved(tf.DoryConfig(**sizes), tmp_path)
+    assert len(_tried(tmp_path).decoder.blocks) == 5
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -32,7 +32,6 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def bloom(c: Config) -> Decoder:
-    c.refuse("apply_residual_connection_post_layernorm", False)
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     extras = AttentionExtras(alibi_slopes=alibi_slopes(heads))
     norm = Norm(c.layer_norm_epsilon, "layer", bias=True)
@@ -44,6 +43,8 @@ def bloom(c: Config) -> Decoder:
         mixer,
         Mlp(4 * c.hidden_size, "gelu_tanh", gated=False, bias=True),
         norm=norm,
+        # normalized inputs as residuals, with factors of one, or the usual ones
+        layout="scaled_post" if c.apply_residual_connection_post_layernorm else "pre",
         embed_norm=norm,
         names={
             "embed": "transformer.word_embeddings",
@@ -68,7 +69,6 @@ def _mpt_slopes(heads: int) -> tuple[float, ...]:
 
 
 def mpt(c: Config) -> Decoder:
-    c.refuse("no_bias", True)
     c.refuse("logit_scale")
     how = c.attn_config
     if not how.get("alibi", True) or how.get("qk_ln") or how.get("prefix_lm"):

@@ -13,7 +13,7 @@ from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedQkv, normalize_rows
-from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm, Rope
+from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
@@ -154,7 +154,7 @@ def chatglm(c: Config) -> Decoder:
     )
 
 
-def _bailing_names(c: Config) -> Names:
+def bailing_names(c: Config) -> Names:
     head: Names = {"head": Named(("lm_head",), normalize_rows)} if c.get("norm_head") else {}
     return {
         **head,
@@ -182,13 +182,14 @@ def bailing_moe(c: Config) -> Decoder:
         return b.mlp(c) if i < first else sparse
 
     mixer = b.attention(c, qkv_bias=c.get("use_qkv_bias", False), o_bias=bias)
-    return b.build_decoder(c, mixer, ffn, names=_bailing_names(c))
+    return b.build_decoder(c, mixer, ffn, names=bailing_names(c))
 
 
-def bailing_moe_v2(c: Config) -> Decoder:
+def bailing_experts(c: Config) -> Moe:
+    """The experts of Bailing MoE 2 and 2.5."""
     inner = c.get("moe_shared_expert_intermediate_size", c.moe_intermediate_size)
     shared = inner * c.get("num_shared_experts", 0)
-    sparse = b.moe(
+    return b.moe(
         c,
         score=c.get("score_function", "sigmoid"),
         correction=c.get("moe_router_enable_expert_bias", True),
@@ -197,7 +198,10 @@ def bailing_moe_v2(c: Config) -> Decoder:
         groups=(c.get("n_group", 1), c.get("topk_group", 1)),
         shared=Mlp(shared, b.activation(c)) if shared else None,
     )
-    is_normed = c.get("use_qk_norm", True)
+
+
+def bailing_moe_v2(c: Config) -> Decoder:
+    sparse, is_normed = bailing_experts(c), c.get("use_qk_norm", True)
     mixer = b.attention(
         c,
         rope=b.rope(c, b.head_dim(c), partial=True),
@@ -208,5 +212,5 @@ def bailing_moe_v2(c: Config) -> Decoder:
     )
     first = c.get("first_k_dense_replace", 0)
     return b.build_decoder(
-        c, mixer, lambda i: b.mlp(c) if i < first else sparse, names=_bailing_names(c)
+        c, mixer, lambda i: b.mlp(c) if i < first else sparse, names=bailing_names(c)
     )

@@ -57,7 +57,6 @@ _GLM5_NEXT: Names = {
 def glm5_next(c: Config) -> spec.Decoder:
     """KDA delta nets, and latent attention without positions to pools of tokens that an indexer
     chooses."""
-    c.refuse("hidden_act", "silu", "swish")
     c, limit = _glm5_keys(c), limit_of(c)
     norm = spec.Norm(c.rms_norm_eps)
     fades = channel_delta(c, c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim)
@@ -84,9 +83,11 @@ def glm5_next(c: Config) -> spec.Decoder:
             index,
         )
 
-    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
-    sparse = corrected_moe(c, shared, limit=limit)
-    dense, has_experts = spec.Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
+    act, has_experts = activation(c), c.mlp_layer_types
+    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, act, limit=limit)
+    # hidden_act is not that of the routed experts
+    sparse = corrected_moe(c, shared, act="silu", limit=limit)
+    dense = spec.Mlp(c.intermediate_size, act, limit=limit)
     return build_decoder(
         c,
         mixer,

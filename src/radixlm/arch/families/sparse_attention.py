@@ -32,7 +32,11 @@ _HY_V4: Names = {  # transformers' names after those of the published checkpoint
         for part in _PARTS
     },
     **{
-        f"streams.end_weights.{part}": AnyOf(f"model.hc_pre.hc_head.hc_head_{part}", _HEAD + part)
+        f"streams.end_weights.{part}": AnyOf(
+            f"model.hc_pre.hc_head.hc_head_{part}",
+            f"model.hc_head.hc_pre.hc_head_{part}",  # as transformers saves it
+            _HEAD + part,
+        )
         for part in _PARTS
     },
     "mixer.sinks": AnyOf(_ATTENTION + "learnable_sink_param", _ATTENTION + "sinks"),
@@ -90,7 +94,6 @@ def kinds_of(c: Config, key: str, *known: str) -> list[str]:
 
 def hy_v4(c: Config) -> spec.Decoder:
     """Layers may reuse the choice of the last layer with an indexer; routed experts are clamped."""
-    c.refuse("hidden_act", "silu", "swish")
     count, limit = c.num_hidden_layers, limit_of(c)
     whole = replace(latent(c, interleaved=False), sinks=True, gate="channel")
     norm = spec.Norm(c.rms_norm_eps, "layer", bias=True)
@@ -103,8 +106,9 @@ def hy_v4(c: Config) -> spec.Decoder:
     shares = kinds_of(c, "indexer_types", "full", "shared")
     if shares[0] == "shared":
         raise c.error("indexer_types", "has a shared choice at the first layer")
-    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu")
-    sparse = b.corrected_moe(c, shared, limit=limit)
+    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, b.activation(c))
+    # hidden_act is not that of the routed experts
+    sparse = b.corrected_moe(c, shared, act="silu", limit=limit)
 
     def mixer(i: int) -> spec.LatentAttention:
         return replace(whole, indexer=replace(index, is_shared=shares[i] == "shared"))

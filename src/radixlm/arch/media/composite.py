@@ -14,7 +14,7 @@ from radixlm.arch.media.registry import MULTIMODAL
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named, untied
 from radixlm.arch.recipes import TransposeExperts
 from radixlm.arch.registry import find
-from radixlm.arch.spec import Decoder, Moe
+from radixlm.arch.spec import Decoder, LatentAttention, Moe, Norm
 from radixlm.base.record import replace
 
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
@@ -61,6 +61,25 @@ def qwen4_exp(c: Config) -> Decoder:
     return untied_head(c.replace(rope_parameters=rope))
 
 
+def hy_v4_vl(c: Config) -> Decoder:
+    """The class adds M-RoPE and rotates neighboring channels. The norms of the latents follow
+    rms_norm_eps."""
+    rope = {"mrope_section": [12, 10, 10], **c.rope_parameters, "mrope_interleaved": True}
+    decoder = composite(c.replace(rope_parameters=rope))
+
+    def own(mixer: LatentAttention) -> LatentAttention:
+        rotates = replace(mixer.rope, interleaved=True) if mixer.rope else None
+        index = replace(mixer.indexer, interleaved=True) if mixer.indexer else None
+        return replace(mixer, rope=rotates, indexer=index, norm=Norm(c.rms_norm_eps))
+
+    blocks = tuple(
+        replace(block, mixer=own(block.mixer))
+        for block in decoder.blocks
+        if isinstance(block.mixer, LatentAttention)
+    )
+    return replace(decoder, blocks=blocks)
+
+
 def cohere_compass(c: Config) -> Decoder:
     """The class adds M-RoPE to each type of layer that has a rope."""
     ropes = {
@@ -80,6 +99,11 @@ def own_head(c: Config) -> Decoder:
 def unscaled_logits(c: Config) -> Decoder:
     """The class leaves out the text model's scale of the logits."""
     return replace(composite(c), logit_scale=1.0)
+
+
+def uncapped_logits(c: Config) -> Decoder:
+    """The class leaves out the text model's cap of the logits."""
+    return replace(composite(c), logit_softcap=0.0)
 
 
 def paligemma(c: Config) -> Decoder:

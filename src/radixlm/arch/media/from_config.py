@@ -21,6 +21,8 @@ def placeholders(spec: MultimodalSpec, raw: Raw) -> MultimodalSpec:
         if isinstance(token, int):
             tokens[modality] = token
     image = raw.get("media_placeholder_token_id", raw.get("image_patch_id"))
+    if image is None and "image" not in tokens:  # models whose images are tokens of a VQ-VAE
+        image = (raw.get("vocabulary_map") or {}).get("<image>")
     if isinstance(image, int):
         tokens["image"] = image
     vision = raw.get("vision_config") or {}

@@ -48,12 +48,15 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
     ),
     "Dots3NoteForConditionalGeneration": PLAIN,
+    "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Exaone4_5_ForConditionalGeneration": PLAIN,
     "FastVlmForConditionalGeneration": PLAIN,
     "FuyuForCausalLM": MultimodalSpec(single_image=True, image_first=True),
-    "Gemma3ForConditionalGeneration": MultimodalSpec(text="gemma:gemma3", bidirectional="image"),
+    "Gemma3ForConditionalGeneration": MultimodalSpec(
+        text="media.composite:uncapped_logits", bidirectional="image"
+    ),
     "Gemma3nForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
     "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
     "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
@@ -75,6 +78,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
+    "HYV4VLForConditionalGeneration": MultimodalSpec(
+        text="media.composite:hy_v4_vl", has_row_ends=True
+    ),
     "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
@@ -145,6 +151,12 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "MuseSparkForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseSparkForCausalLM"
+    ),
+    "MusicFlamingoForConditionalGeneration": MultimodalSpec(
+        text=_OWN_HEAD,
+        encoder="class_forward",
+        audio_processor="enclosed",
+        instruction="Transcribe the input speech.",
     ),
     "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
         hf_model_type="nemotron_h_omni", audio_processor="parakeet"

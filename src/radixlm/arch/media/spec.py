@@ -56,6 +56,9 @@ class MultimodalSpec(Record):
     bidirectional: Bidirectional = ""
     # M-RoPE counts images in its first section; the text behind an image is not shifted
     rope_by_image_index: bool = False
+    # each row of an image ends with a placeholder of its own, a column further for M-RoPE; each
+    # frame of a video counts on from the one before
+    has_row_ends: bool = False
 
     # ---- encoders
     # what becomes of the encoder's output: "features" replace the embeddings of the placeholders;

@@ -1,0 +1,318 @@
+"""More models that came with their own code: Jais (arXiv:2308.16149), Ling 2.5, MiMo V2, Ouro
+(arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, PLaMo 3, TeleChat 2 (arXiv:2507.18013),
+and the first names of Falcon and StableLM. The tests write their computation out, or rename a
+Hugging Face model."""
+
+from __future__ import annotations
+
+from radixlm.arch.config import Config
+from radixlm.arch.families import builders as b
+from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
+from radixlm.arch.families.custom import bailing_experts, bailing_moe_v2, bailing_names
+from radixlm.arch.families.deepseek import latent
+from radixlm.arch.families.gpt import falcon
+from radixlm.arch.families.mla import BAILING
+from radixlm.arch.families.phi import stablelm
+from radixlm.arch.names import LAYER, SANDWICH, Named, Names
+from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
+from radixlm.arch.spec import (
+    AttentionExtras,
+    Decoder,
+    HierarchicalRecurrence,
+    Mlp,
+    Norm,
+    RotatedLightning,
+)
+from radixlm.base.record import replace
+
+_H = "transformer.h.{i}."
+_ATTENTION, _BAILING = LAYER + "self_attn.", LAYER + "attention."
+
+
+def telechat2(c: Config) -> Decoder:
+    """Llama with biases of the projections back; keys and values are stored head by head."""
+    heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
+    stored = (_H + "self_attention.query", _H + "self_attention.key_value")
+    names: Names = {
+        "embed": "transformer.word_embeddings",
+        "norm": "transformer.ln_f",
+        "norm1": _H + "input_layernorm",
+        "norm2": _H + "post_attention_layernorm",
+        "mixer.qkv": Named(stored, QueriesThenPairs(heads, dim)),
+        "mixer.o": _H + "self_attention.dense",
+        "ffn.up": (_H + "mlp.gate_proj", _H + "mlp.up_proj"),
+        "ffn.down": _H + "mlp.down_proj",
+    }
+    return b.build_decoder(
+        c,
+        b.attention(c, kv_heads=heads, head_dim=dim, o_bias=True),
+        Mlp(c.ffn_hidden_size, "silu", down_bias=True),
+        norm=Norm(c.get("layer_norm_epsilon", 1e-5)),
+        names=names,
+    )
+
+
+def pangu_embedded(c: Config) -> Decoder:
+    bias = bool(c.attention_bias or c.get("bias", False))
+    mixer = b.attention(c, qkv_bias=bool(c.get("qkv_bias", bias)), o_bias=bias)
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
+
+
+def pangu_ultra_moe(c: Config) -> Decoder:
+    """Latent attention and experts of DeepSeek V3, with norms after the branches."""
+    norm = b.rms(c)
+    shared = Mlp(c.moe_intermediate_size * (c.get("n_shared_experts") or 0), b.activation(c))
+    sparse = b.moe(
+        c,
+        score="sigmoid",
+        correction=bool(c.get("router_enable_expert_bias", False)),
+        renorm=c.norm_topk_prob,
+        scale=c.get("routed_scaling_factor", 1.0),
+        shared=shared if shared.inner else None,
+    )
+    first, has_sandwich = c.get("first_k_dense_replace", 0), c.get("sandwich_norm", False)
+    names: Names = {
+        **SANDWICH,
+        "norm3": LAYER + "pre_mlp_layernorm",
+        "norm4": LAYER + "post_mlp_layernorm",
+    }
+    return b.build_decoder(
+        c,
+        replace(latent(c, interleaved=True), norm=norm),
+        lambda i: b.mlp(c) if i < first else sparse,
+        norm=norm,
+        layout="sandwich" if has_sandwich else "pre",
+        names=names if has_sandwich else {},
+    )
+
+
+def ouro(c: Config) -> Decoder:
+    """A stack of blocks that runs several times, each time to its end."""
+    times = c.get("total_ut_steps", 4)
+    if not isinstance(times, int) or not 1 <= times <= 64:
+        raise c.error("total_ut_steps", f"= {times!r} must be a small positive integer")
+    c.refuse("use_sliding_window", False)
+    names: Names = {
+        "norm2": LAYER + "input_layernorm_2",
+        "norm3": LAYER + "post_attention_layernorm",
+        "norm4": LAYER + "post_attention_layernorm_2",
+    }
+    size = c.num_hidden_layers
+    return b.build_decoder(
+        c.replace(num_hidden_layers=size * times),
+        layout="sandwich",
+        cycles=HierarchicalRecurrence(times, 0, size, ("", "")),
+        names=names,
+    )
+
+
+def plamo3(c: Config) -> Decoder:
+    """Norms before and after the branches, which store the difference from three constants."""
+    every, local = c.get("sliding_window_pattern", 8), c.get("rope_local_theta", 10000)
+    spans, kinds = c.get("interleaved_sliding_window", c.sliding_window), c.layer_types
+    layer, after = "model.layers.layers.{i}.", (0.2, 5.0**-1.5)
+
+    def is_full(i: int) -> bool:
+        if kinds:
+            return not b.is_sliding(c, i)
+        return spans[i] is None if isinstance(spans, list) else (i + 1) % every == 0
+
+    def mixer(i: int) -> b.Mixer:
+        near = {"rope_type": "default", "rope_theta": local}
+        own = c if is_full(i) else c.replace(rope_parameters=near)
+        span = spans[i] if isinstance(spans, list) else spans
+        return b.attention(
+            own,
+            window=0 if is_full(i) else span,
+            qk_norm="head",
+            qk_norm_spec=b.rms(c, offset=1.0),
+        )
+
+    names: Names = {
+        "norm1": layer + "pre_mixer_norm",
+        "norm2": layer + "post_mixer_norm",
+        "norm3": layer + "pre_mlp_norm",
+        "norm4": layer + "post_mlp_norm",
+        "mixer.qkv": layer + "mixer.qkv_proj",
+        "mixer.o": layer + "mixer.o_proj",
+        "mixer.q_norm": layer + "mixer.q_norm",
+        "mixer.k_norm": layer + "mixer.k_norm",
+        "ffn.up": layer + "mlp.gate_up_proj",
+        "ffn.down": layer + "mlp.down_proj",
+    }
+    norm, posts = b.rms(c, offset=1.0), (b.rms(c, after[0]), b.rms(c, after[1]))
+    described = b.build_decoder(c, mixer, norm=norm, layout="sandwich", names=names)
+    blocks = tuple(replace(block, post_norms=posts) for block in described.blocks)
+    return replace(described, blocks=blocks)
+
+
+def jais(c: Config) -> Decoder:
+    """GPT-2 with ALiBi, SwiGLU and the factors of maximal update parametrization."""
+    c.refuse("activation_function", "swiglu")
+    dim = c.divide("hidden_size", "num_attention_heads")
+    by_dim = c.get("scale_qk_dot_by_d", c.get("mup_scale_qk_dot_by_d", False))
+    has_slopes = c.get("position_embedding_type", "learned") == "alibi"
+    scale = c.get("mup_output_alpha", 1.0) * c.get("mup_width_scale", 1.0)
+    stretch = float(c.get("embeddings_scale", c.get("mup_embeddings_scale", 1.0)))
+    norm = Norm(c.get("layer_norm_epsilon", 1e-5), "layer", bias=True)
+    slopes = AttentionExtras(alibi_slopes=alibi_slopes(c.num_attention_heads))
+    names: Names = {
+        **CONV_LAYER,
+        "embed": "transformer.wte",
+        "positions": Named(("transformer.wpe",), Scaled(stretch)),
+        "norm": "transformer.ln_f",
+        "norm1": _H + "ln_1",
+        "norm2": _H + "ln_2",
+        "ffn.up": Named((_H + "mlp.c_fc2", _H + "mlp.c_fc"), transposed_pair),
+    }
+    mixer = b.attention(
+        c,
+        kv_heads=c.num_attention_heads,
+        head_dim=dim,
+        rope=None,
+        qkv_bias=True,
+        o_bias=True,
+        scale=1.0 / dim if by_dim else None,
+        extras=slopes if has_slopes else None,
+    )
+    return b.build_decoder(
+        c,
+        mixer,
+        Mlp(c.get("n_inner") or 4 * c.hidden_size, "silu", bias=True),
+        norm=norm,
+        positions=None if has_slopes else (c.max_position_embeddings, 0),
+        embed_scale=stretch,
+        logit_scale=float(c.get("width_scale", scale)),
+        tied=bool(c.tie_word_embeddings or not c.is_explicit("tie_word_embeddings")),
+        names=names,
+    )
+
+
+def param2_moe(c: Config) -> Decoder:
+    """Bailing MoE 2; the width of the shared experts is that of all together."""
+    changes = {"use_qk_norm": c.get("use_qk_norm", False)}
+    changes["first_k_dense_replace"] = c.get("first_k_dense_replace", 1)
+    has_width = c.get("moe_shared_expert_intermediate_size") is not None
+    changes["num_shared_experts"] = 1 if has_width else c.get("num_shared_experts", 1)
+    return bailing_moe_v2(c.replace(**changes))
+
+
+def mimo_v2(c: Config) -> Decoder:
+    """MiMo V2 by its published keys: layers with a window have shapes of their own."""
+    c.refuse("attention_projection_layout")
+    c.refuse("scoring_func", "sigmoid")
+    slides, has_experts = c.hybrid_layer_pattern, c.moe_layer_freq
+    for key, listed in (("hybrid_layer_pattern", slides), ("moe_layer_freq", has_experts)):
+        if not isinstance(listed, list) or len(listed) != c.num_hidden_layers:
+            raise c.error(key, f"must have a number for each of the {c.num_hidden_layers} layers")
+    norm = Norm(c.get("layernorm_epsilon", c.rms_norm_eps))
+
+    def mixer(i: int) -> b.Mixer:
+        at, own = "swa_" if slides[i] else "", c
+        dim = getattr(c, f"{at}head_dim")
+        if slides[i] and c.get("swa_rope_theta"):
+            rope = {**c.rope_parameters, "rope_theta": c.swa_rope_theta}
+            own = c.replace(rope_parameters=rope)
+        extras = AttentionExtras(
+            v_dim=c.get(f"{at}v_head_dim", dim), v_scale=c.get("attention_value_scale", 1.0)
+        )
+        return b.attention(
+            c,
+            heads=getattr(c, f"{at}num_attention_heads"),
+            kv_heads=getattr(c, f"{at}num_key_value_heads"),
+            head_dim=dim,
+            rope=b.rope(own, dim, partial=True),
+            qkv_bias=c.attention_bias,
+            window=c.sliding_window_size + 1 if slides[i] else 0,
+            sinks=bool(c.get(f"add_{'swa' if slides[i] else 'full'}_attention_sink_bias", False)),
+            extras=extras,
+        )
+
+    shared = Mlp(c.moe_intermediate_size * (c.get("n_shared_experts") or 0), b.activation(c))
+    sparse = b.corrected_moe(c, shared, scale=c.get("routed_scaling_factor", 1.0))
+    return b.build_decoder(
+        c,
+        mixer,
+        lambda i: sparse if has_experts[i] else b.mlp(c),
+        norm,
+        names={"mixer.sinks": _ATTENTION + "attention_sink_bias"},
+    )
+
+
+def bailing_moe_v2_5(c: Config) -> Decoder:
+    """Ling 2.5: lightning attention, and latent attention in every layer_group_size-th layer."""
+    c.refuse("full_attention_type", "mla")
+    norm, every = Norm(c.rms_norm_eps), c.get("layer_group_size", 1)
+    heads, dim, count = c.num_attention_heads, b.head_dim(c), c.num_hidden_layers
+    is_normed, bias = c.get("use_qk_norm", False), bool(c.get("use_bias", False))
+    is_rotated = c.get("linear_rope", True)
+    is_activated = c.get("use_linear_silu", c.get("linear_silu", False))
+    slopes = alibi_slopes(heads)
+    attends = replace(latent(c, interleaved=True), norm=norm)
+
+    def lightning(i: int) -> RotatedLightning:
+        factor = 1 - i / max(count - 1, 1) + 1e-5
+        return RotatedLightning(
+            heads,
+            dim,
+            decays=tuple(-factor * slope for slope in slopes),
+            norm=norm,
+            norm_groups=c.get("group_norm_size", 1),
+            rope=b.rope(c, dim, partial=True) if is_rotated else None,
+            qk_norm=norm if is_normed else None,
+            act="silu" if is_activated else "",
+            qkv_bias=bias or bool(c.get("use_qkv_bias", False)),
+            o_bias=bias,
+        )
+
+    sparse, first = bailing_experts(c), c.get("first_k_dense_replace", 0)
+    names: Names = {
+        **BAILING,
+        **bailing_names(c),
+        "mixer.o": _BAILING + "dense",
+        "state.qkv": _BAILING + "query_key_value",
+        "state.q_norm": _BAILING + "query_layernorm",
+        "state.k_norm": _BAILING + "key_layernorm",
+        "state.gate": _BAILING + "g_proj",
+        "state.norm": _BAILING + "g_norm",
+        "state.out": _BAILING + "dense",
+    }
+    return b.build_decoder(
+        c,
+        lambda i: lightning(i) if every > 0 and (i + 1) % every else attends,
+        lambda i: b.mlp(c) if i < first else sparse,
+        names=names,
+    )
+
+
+def refined_web(c: Config) -> Decoder:
+    """Falcon under its first name: only the 40B model groups its heads."""
+    groups = c.get("n_head_kv")
+    return falcon(
+        c.replace(
+            num_kv_heads=groups,
+            new_decoder_architecture=groups is not None,
+            multi_query=c.get("multi_query", groups is None),
+            parallel_attn=c.get("parallel_attn", True),
+            alibi=c.get("alibi", False),
+            bias=c.get("bias", False),
+            activation="gelu",
+            layer_norm_epsilon=c.get("layer_norm_epsilon", 1e-5),
+            num_ln_in_parallel_attn=2 if groups is not None else None,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def stablelm_epoch(c: Config) -> Decoder:
+    """StableLM under its first name."""
+    rope = {**c.rope_parameters, "partial_rotary_factor": c.get("rope_pct", 0.25)}
+    return stablelm(
+        c.replace(
+            layer_norm_eps=c.get("norm_eps", 1e-5),
+            rope_parameters=rope,
+            use_qkv_bias=c.get("use_qkv_bias", False),
+            qk_layernorm=False,
+            use_parallel_residual=False,
+        )
+    )
