@@ -45,18 +45,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("engine_in_process", "dp_size", _RANKS),
     Conflict("engine_in_process", "nnodes", _RANKS),
     Conflict("enable_eplb", "device=cuda", "experts do not move between GPUs"),
-    *(
-        Conflict("enable_return_routed_experts", taken, "only one of them reads what tokens choose")
-        for taken in (
-            "expert_distribution_recorder_mode",
-            "enable_expert_distribution_metrics",
-            "enable_eplb",
-        )
-    ),
-    *(
-        Conflict("enable_return_routed_experts", split, "rank 0 would know only some of them")
-        for split in ("pp_size", "enable_dp_attention", "disaggregation_mode=prefill|decode")
-    ),
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),

@@ -153,9 +153,7 @@ def _load_models(
         model, num_bytes = load_model(
             config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
         )
-        experts.finish(model)
-        if config.execute.enable_return_routed_experts:
-            experts.tell_requests(model, info)
+        experts.finish(model, info, config.execute.enable_return_routed_experts)
         # drafts are rank 0's, which alone samples
         draft = None
         if peers.is_first:
@@ -255,8 +253,8 @@ def load_engine(
             **occupation.commands(),
         },
         make_processors(config, info), _media(config, info, where, boot.weights), profiler,
-        steps.compiled, loader.table if loader else None, draft, loaded.experts.recorder,
-        steps.dump, peers.ranks, loaded.experts.routed,
+        steps.compiled, loader.table if loader else None, draft, loaded.experts.choices,
+        steps.dump, peers.ranks,
     )  # fmt: skip
     facts = _facts(info, pools, limits, loaded)
     facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None
