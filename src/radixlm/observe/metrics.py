@@ -187,6 +187,7 @@ class Series:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._counters = [metrics[name] for name in REQUEST_COUNTERS]
+        self._aborted = metrics["num_aborted_requests"]
         self._first = metrics["time_to_first_token_seconds"]
         self._inter = metrics["inter_token_latency_seconds"]
         self._e2e = metrics["e2e_request_latency_seconds"]
@@ -200,6 +201,10 @@ class Series:
         """``count`` more tokens came ``seconds`` after those before."""
         for _ in range(count):
             self._inter.observe(seconds / count)
+
+    def aborted(self, count: int) -> None:
+        """``count`` requests were aborted of which nothing else is known."""
+        self._aborted.inc(count)
 
     def ended(self, end: Ended) -> None:
         """A request is over."""
