@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from radixlm.base.record import Record
+from radixlm.observe import metric_files
 from radixlm.wire.replies import DraftTotals
 
 SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable
@@ -289,6 +290,8 @@ class Metrics:
     def __init__(
         self, labels: Mapping[str, str], buckets: Buckets, customer_labels: Sequence[str] = ()
     ) -> None:
+        if os.environ.get(SHARED_FOLDER):
+            metric_files.install()
         self.registry = CollectorRegistry()
         self._names, self._labels = tuple(labels), dict(labels)
         self._customer_names = tuple(customer_labels)
