@@ -16,7 +16,7 @@ from radixlm.distributed.balance import placement_of, rebalance, trivial
 from radixlm.distributed.groups import Group
 from radixlm.distributed.moves import exchange_slots
 from radixlm.distributed.rebalance import RebalanceOptions, Rebalancer
-from radixlm.distributed.record import ExpertRecorder, RecorderOptions, StepTokens
+from radixlm.distributed.record import ChoiceReader, ExpertRecorder, RecorderOptions, StepTokens
 
 EXPERTS, SLOTS = 12, 16
 STEP = StepTokens([], [], [], "DECODE")
@@ -76,9 +76,14 @@ class Layer:
 def rebalancer(layers: list[Layer], **options: object) -> tuple[ExpertRecorder, Rebalancer]:
     options = {"num_steps": 4, "num_layers": 0, "threshold": 1.0, "algorithm": "auto"} | options
     recorder = ExpertRecorder(
-        layers, trivial(len(layers), 4, 6), RecorderOptions("", 10, 2, Path(), is_always_on=True)
-    )
+        ChoiceReader(layers), trivial(len(layers), 4, 6),
+        RecorderOptions("", 10, 2, Path(), is_always_on=True),
+    )  # fmt: skip
     return recorder, Rebalancer(recorder, RebalanceOptions(**options))  # type: ignore[arg-type]
+
+
+def step(recorder: ExpertRecorder, layers: list[Layer]) -> None:
+    recorder.count([layer.chosen for layer in layers], lambda: STEP)
 
 
 def due_in(one: Rebalancer, layers: int) -> list[list[int]]:
@@ -99,7 +104,7 @@ def test_layers_move_some_at_a_time_after_so_many_steps() -> None:
         layer.chosen = torch.tensor([[3], [3], [3], [2]])
     for _ in range(4):
         assert one.due() is None and one._future is None
-        recorder.collect(lambda: STEP)
+        step(recorder, layers)
     assert due_in(one, 2) == [[0, 1], [2]]
     assert one.due() is None and one._future is None, "only every four steps"
 
@@ -110,7 +115,7 @@ def test_places_that_cannot_be_computed_are_left_until_the_next_time() -> None:
     layers[0].chosen = torch.tensor([[3], [3], [3], [2]])
     for _ in range(2):
         for _ in range(4):
-            recorder.collect(lambda: STEP)
+            step(recorder, layers)
         assert one.due() is None and one._future is not None
         assert isinstance(one._future.exception(10), ValueError)
         assert one.due() is None and one._future is None, "it is told once"
@@ -122,7 +127,7 @@ def test_balanced_experts_stay() -> None:
     recorder.placement = placement_of(np.array([[0, 1, 2, 3, 0, 1]]), 4)
     layers[0].chosen = torch.tensor([[0], [2], [2], [3]])  # 2.5 and 1.5 of 4 tokens: 0.8
     for _ in range(4):
-        recorder.collect(lambda: STEP)
+        step(recorder, layers)
     assert recorder.mean_balance == pytest.approx(0.8)
     assert one.due() is None and one._future is None
 
@@ -132,6 +137,6 @@ def test_counts_that_were_written_to_a_file_begin_nothing() -> None:
     recorder, one = rebalancer(layers)
     layers[0].chosen = torch.tensor([[0]])
     for _ in range(4):
-        recorder.collect(lambda: STEP)
+        step(recorder, layers)
     recorder.counts_SLE.clear()
     assert one.due() is None and one._future is None

@@ -344,6 +344,11 @@ def test_a_foreign_router_drives_the_pair(pair: Pair, router: str) -> None:
         stream = httpx.post(f"{router}/generate", json=body | {"stream": True}, timeout=60).text
         assert f'"completion_tokens":{want["meta_info"]["completion_tokens"]}' in stream
         assert stream.rstrip().endswith("data: [DONE]")
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": _prompt(75)}], "n": 2}
+    chat |= {"temperature": 0.8, "seed": 3, "max_tokens": 6}
+    got = httpx.post(f"{router}/v1/chat/completions", json=chat, timeout=60).json()
+    want = pair.prefill.post("/v1/chat/completions", **chat).json()
+    assert _told(got) == _told(want)
 
 
 def _told(answer: dict[str, Any]) -> Any:

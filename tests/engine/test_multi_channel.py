@@ -150,6 +150,30 @@ def test_what_a_dead_intake_has_asked_ends_before_it_is_replaced(
     assert isinstance(again, TokenizedRequest) and again.rid == "a"
 
 
+def test_the_successor_of_a_dead_intake_is_told_once_how_many_were_aborted(
+    ends: Ends, tmp_path: Path
+) -> None:
+    intakes, fan = ends
+    for rid in "ab":
+        intakes[0].send(_request(rid))
+    _receive(fan, 2)
+    intakes[0].close()
+    _receive(fan, 1)
+    fan.send(StepReply([TokenDelta("a", finish=Finish("abort"))]))  # "b" still ends
+    intakes[0] = ZmqChannel(f"ipc://{tmp_path}/0", intake_codec(), bind=True)
+    while not intakes[0].receive(0.02):  # until the engine has connected again
+        fan.send(Heartbeat(LoadReport()))
+    intakes[0].send(AbortRequest(all=True, quiet=True))
+    _receive(fan, 1)
+    for _ in range(2):
+        fan.send(Heartbeat(LoadReport(num_running=7)))
+    for intake, told in zip(intakes, ([2, 0], [0, 0]), strict=True):
+        beats: list[Heartbeat] = []
+        while [beat.load.num_running for beat in beats[-2:]] != [7, 7]:
+            beats += [one for one in intake.receive(30.0) if isinstance(one, Heartbeat)]
+        assert [beat.num_orphans for beat in beats[-2:]] == told
+
+
 def test_answers_and_beats(ends: Ends) -> None:
     intakes, fan = ends
     intakes[1].send(Control("call", "ping"))

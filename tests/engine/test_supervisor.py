@@ -154,6 +154,24 @@ async def test_starts_that_fail_are_tried_again_after_pauses(
     assert case.supervisor._reserve._descriptors == []
 
 
+async def test_a_restart_that_refuses_to_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Options and checkpoint were good: a disk may be gone for a while."""
+    case = Case(monkeypatch, "raise SystemExit(2)", max_engine_restarts=3)
+    case.supervisor._has_served = True
+    _, pauses_s = _failing(case, monkeypatch)
+    watcher = EngineListener(case.note_lost, case._give_up, lambda: 0.0)
+    await case.supervisor.start(watcher)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
+    reason = str(case.reason)
+    assert "died 4 times" in reason and "refused to start again; its log says why" in reason
+    assert pauses_s[:3] == [1.0, 2.0, 4.0] and case.num_started == 4
+    assert case.lost == [] and case.supervisor.num_restarts == 4
+    await case.supervisor.stop()
+
+
 async def test_a_restart_that_cannot_be_started_ends_the_server_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -99,6 +99,19 @@ def test_lists_have_a_value_for_each_prompt() -> None:
         hint_of(fields.get, 0, 3)
 
 
+def test_lists_may_have_a_value_for_each_choice() -> None:
+    """As SGLang's router sends them with a chat of several."""
+    fields: dict[str, Any] = {
+        "n": 2,
+        "bootstrap_host": ["a", "a"],
+        "bootstrap_port": [9, 9],
+        "bootstrap_room": [1, 2],
+    }
+    assert hint_of(fields.get) == Hint("a", 9, 1)
+    with pytest.raises(InvalidRequest, match="2 entries for 1 prompts"):
+        hint_of((fields | {"n": 3}).get)
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 import radixlm
@@ -15,17 +17,23 @@ from radixlm.entrypoints.answers import MetaInfo
 from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest
 from radixlm.entrypoints.http.openai.usage import extension
 from radixlm.intake.records import Output
+from radixlm.models.decoder import DecoderModel
 
 PROMPT = list(range(5, 45))
+PROMPTS = [PROMPT, [9, 8, 7], [7, 8, 9, 10] * 5, [50]]
 LAYERS = 3
 
 
+def flags(arch: str = "Qwen3MoeForCausalLM", **options: Any) -> dict[str, Any]:
+    return {
+        "model_path": str(cached_tiny(arch, num_hidden_layers=LAYERS)),
+        "skip_tokenizer_init": True, "enable_return_routed_experts": True, "max_total_tokens": 512,
+        "max_running_requests": 4, "cpu_threads": 1, "log_level": "warning", **options,
+    }  # fmt: skip
+
+
 def engine(arch: str = "Qwen3MoeForCausalLM", **options: Any) -> radixlm.Engine:
-    return radixlm.Engine(
-        model_path=str(cached_tiny(arch, num_hidden_layers=LAYERS)), skip_tokenizer_init=True,
-        enable_return_routed_experts=True, max_total_tokens=512, max_running_requests=4,
-        cpu_threads=1, log_level="warning", **options,
-    )  # fmt: skip
+    return radixlm.Engine(**flags(arch, **options))
 
 
 def ask(engine: radixlm.Engine, ids: list[int], count: int, **fields: Any) -> dict[str, Any]:
@@ -84,6 +92,66 @@ def test_layers_without_experts_have_zeros() -> None:
         dense = [n for n in range(len(blocks)) if n not in layers]
         found = rows(ask(made, PROMPT, 2)["meta_info"], blocks[layers[0]].ffn.top_k)
     assert dense and not found[:, dense].any() and found[:, list(layers)].any()
+
+
+RECORDS = {
+    "enable_expert_distribution_metrics": True,
+    "expert_distribution_recorder_mode": "per_token",
+}
+GROUPS = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+EPLB = {"tp_size": 2, "ep_size": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 3}
+DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+COMPANY: dict[str, dict[str, Any]] = {
+    "a recorder": RECORDS,
+    "experts that move": {**EPLB, "ep_num_redundant_experts": 2, **RECORDS},
+    "stages": {"pp_size": 2, "chunked_prefill_size": 16, **RECORDS},
+    "stages and drafts": {"pp_size": 2, **DRAFTS},
+    "groups": {**GROUPS, "chunked_prefill_size": 16, **DRAFTS},
+    "stages of groups": {**GROUPS, "pp_size": 2, **RECORDS},
+}
+
+
+def crowd(made: radixlm.Engine) -> list[Any]:
+    """What a few requests are told together, of which one does not ask."""
+
+    async def all_of() -> list[Any]:
+        params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
+        asks = [made.async_generate(input_ids=ids, sampling_params=params,
+                return_routed_experts=n != 1) for n, ids in enumerate(PROMPTS)]  # fmt: skip
+        return await asyncio.gather(*asks)
+
+    answers = asyncio.run(all_of())
+    assert "routed_experts" not in answers[1]["meta_info"]
+    return [(one["output_ids"], one["meta_info"].get("routed_experts")) for one in answers]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
+@pytest.mark.parametrize("company", COMPANY)
+def test_in_any_company_requests_are_told_the_same(
+    company: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek's first layer is dense."""
+    arch = "DeepseekV3ForCausalLM" if "stages" in company else "Qwen3MoeForCausalLM"
+    if not shared:
+        monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+    with engine(arch) as made:
+        wanted = crowd(made)
+    with thread_engine(monkeypatch, shared, **flags(arch, **COMPANY[company])) as made:
+        if "expert_distribution_recorder_mode" in COMPANY[company]:
+            for verb in ("start_expert_record", "stop_expert_record"):  # layers keep on telling
+                assert made._wait(made._engine.intake.control(verb)).ok
+        assert crowd(made) == wanted
+
+
+def test_choices_of_a_step_before_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that nobody asks about runs by layers, the next as a program."""
+    with engine() as made:
+        wanted = ask(made, PROMPT, 3)["meta_info"]["routed_experts"]
+    with engine() as made:
+        with monkeypatch.context() as patch:
+            patch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+            ask(made, PROMPT[::-1], 1, return_routed_experts=False)
+        assert ask(made, PROMPT, 3)["meta_info"]["routed_experts"] == wanted
 
 
 def test_models_without_experts_and_servers_without_the_flag_say_so() -> None:

@@ -147,6 +147,8 @@ async def test_deaths_and_held_requests_are_counted() -> None:
     assert b'radixlm:engine_deaths_total{model_name="m"} 2.0' in metrics.exposition({})
     two.links[0].say(Ready(FACTS))
     assert two.intake.num_held == 0
+    two.links[1].say(Heartbeat(LoadReport(), num_orphans=3))
+    assert b'num_aborted_requests_total{model_name="m"} 3.0' in metrics.exposition({})
 
 
 async def test_the_first_replica_to_restart_gets_all_requests() -> None:

@@ -19,6 +19,7 @@ from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WriteBack, WriteThrough
 from radixlm.tiers.base import Cancel, Lookup
 from radixlm.wire.requests import AbortRequest, Control
+from radixlm.wire.transfer import Hint
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
 from tests.fakes.tiers import DictTier, TurnPort, make_arrivals, new_feature
@@ -96,6 +97,32 @@ def test_the_output_is_kept_too_and_pages_go_on_behind_a_cached_prefix() -> None
     bench.run()
     assert bench.cached["b"] == 8 and bench.cached["c"] == 16  # 2 pages of b, 2 more come
     assert tier.num_got == 2 + 2 and bench.out["c"] == reference([*whole, 5], 4)
+
+
+@pytest.mark.parametrize("length", [24, 25, 30])
+@pytest.mark.parametrize("world", [{}, {"window": 9, "num_window": 40}, {"depth": 1}])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_peer_gets_what_was_cached_before(
+    length: int, world: dict[str, Any], is_late: bool
+) -> None:
+    """Of a prompt that is cached whole, nothing is inserted."""
+    tier, prompt = DictTier("peer"), list(range(1, 1 + length))
+    options = {"is_prefill": True, "puts_late": is_late}
+    bench = Bench([tier], random.Random(0), options=options, **world)
+    for rid, last, hint in (
+        ("a", [], None),
+        ("b", [], Hint("h", 1, 1)),
+        ("c", [77, 78, 79, 80, 81], Hint("h", 1, 2)),
+    ):
+        tier.pages = {}
+        bench.submit(rid, [*prompt, *last], 1, hint=hint)
+        bench.run()
+        bench.turns(30)
+        assert bool(bench.cached[rid]) == (rid != "a")
+        peer = Bench([tier], random.Random(0), **world)
+        peer.submit("d", [*prompt, *last], 1)
+        peer.run()
+        assert peer.cached["d"] >= (length + len(last) - 1) // 4 * 4, rid
 
 
 def test_requests_of_one_prompt_fetch_it_once() -> None:

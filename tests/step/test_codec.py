@@ -40,7 +40,7 @@ def chunks(draw: st.DrawFn) -> Item:
     logprobs = None if targets is None else LogprobParams(prompt_from=0)
     return Item(
         "r", draw(SMALL), draw(SMALL), count, tokens, draw(st.booleans()), logprobs, 1, targets,
-        draw(st.booleans()), pooling,
+        draw(st.booleans()), pooling, routed_experts=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -48,8 +48,8 @@ def chunks(draw: st.DrawFn) -> Item:
 def plans(draw: st.DrawFn) -> StepPlan:
     slots = np.array(draw(st.lists(SMALL, max_size=5, unique=True)), np.int64)
     count = len(slots)
-    hidden = frozenset(draw(st.sets(st.integers(0, count - 1)))) if count else frozenset()
-    decodes = DecodeBatch(("r",) * count, slots, {}, hidden)
+    rows = st.sets(st.integers(0, count - 1)) if count else st.just(set())
+    decodes = DecodeBatch(("r",) * count, slots, {}, frozenset(draw(rows)), frozenset(draw(rows)))
     drafts = None
     if count and draw(st.booleans()):
         lens = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.int32)
@@ -85,7 +85,8 @@ def same(first: Any, second: Any) -> bool:
 def as_others_see(item: Item) -> tuple[Any, ...]:
     num_targets = None if item.targets is None else len(item.targets)
     whole = (item.slot, item.start, item.count, item.tokens, item.emit, item.targets_at)
-    return (*whole, num_targets, item.hidden_states, item.pooling, item.page_row)
+    rows = (item.hidden_states, item.routed_experts)
+    return (*whole, num_targets, *rows, item.pooling, item.page_row)
 
 
 @given(st.lists(plans(), min_size=1, max_size=3), st.booleans())
@@ -137,11 +138,11 @@ def test_a_decode_plan_is_small(running: int, most: int) -> None:
     assert sizes[1] <= most and sizes[1] < sizes[0]
 
 
-def test_ranks_compute_all_hidden_states_where_experts_are_wanted() -> None:
+def test_ranks_know_which_rows_want_hidden_states_and_experts() -> None:
     decodes = DecodeBatch(("a", "b", "c"), np.arange(3), {}, frozenset((0,)), frozenset((0, 2)))
     data = PlanEncoder().encode(StepPlan(0, Items(decodes, np.arange(3))), NEXT_TOKEN)
     items = Items.of(PlanDecoder().decode(data).plan.items)
-    assert items.decodes.hidden == {0, 2} and not items.decodes.routed
+    assert items.decodes.hidden == {0} and items.decodes.routed == {0, 2}
 
 
 def test_every_field_is_known_here() -> None:

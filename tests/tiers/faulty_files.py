@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -44,6 +45,17 @@ class CrashingFiles(Files):
             super().write(fd, part, offset)
         if self.left < 0:
             raise OSError(self._error, "the disk is gone")
+
+
+class ReadOnlyFiles(Files):
+    """A disk that was mounted read-only, until ``is_writable``."""
+
+    is_writable = False
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and not self.is_writable:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return super().open(path, flags)
 
 
 class StuckFiles(Files):

@@ -23,7 +23,15 @@ from radixlm.tiers.frame import Framer
 from radixlm.tiers.segment_store import SegmentStore
 from radixlm.tiers.segments import SegmentTier
 
-from .faulty_files import CrashingFiles, FullFiles, StuckFiles, chain, payload, records
+from .faulty_files import (
+    CrashingFiles,
+    FullFiles,
+    ReadOnlyFiles,
+    StuckFiles,
+    chain,
+    payload,
+    records,
+)
 
 NBYTES = 2048
 IDENTITY = bytes(range(32))
@@ -548,6 +556,39 @@ def test_only_folders_of_this_user_are_trusted(tmp_path: Path) -> None:
         os.chown(folder, 1, 1)
         with pytest.raises(ConfigError, match="another user's"):
             trusted_folder(folder, "--flag")
+
+
+def test_a_folder_that_was_good_may_fail_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may do anything
+    with pytest.raises(ConfigError, match="it cannot be written"):
+        trusted_folder(tmp_path, "--flag")
+    assert trusted_folder(tmp_path, "--flag", was_good=True) == tmp_path
+    (tmp_path / "file").write_text("")
+    gone = tmp_path / "file" / "below"
+    assert trusted_folder(gone, "--flag", was_good=True) == gone
+    with pytest.raises(ConfigError, match="a symlink, or another user's"):
+        trusted_folder(tmp_path / "file", "--flag", was_good=True)
+
+
+def test_pages_of_a_read_only_disk_are_read(
+    tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = chain(12)
+    before = _open(tmp_path, [])
+    before.put(records(keys[:10]))
+    before.close()
+    files, now_s = ReadOnlyFiles(), [0.0]
+    monkeypatch.setattr(Path, "chmod", ReadOnlyFiles.open)  # of a folder that is as it should be
+    tier = _open(tmp_path, open_tiers, files=files, clock=lambda: now_s[0])
+    tier.put(records(keys))
+    assert tier.stats()["is_off"] and tier.contains(keys) == 10 == _got(tier, keys[:10])
+    files.is_writable, now_s[0] = True, 60.0
+    for _ in range(2):  # the first finds that it can be written
+        tier.put(records(keys))
+        assert tier.flush()
+    assert not tier.stats()["is_off"] and _got(tier, keys) == 12
 
 
 def test_files_of_others_are_refused(tmp_path: Path) -> None:

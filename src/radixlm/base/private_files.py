@@ -17,7 +17,8 @@ def make_private_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(FOLDER_MODE, exist_ok=True)
-    folder.chmod(FOLDER_MODE)
+    if folder.stat().st_mode & 0o7777 != FOLDER_MODE:  # a disk may be read-only
+        folder.chmod(FOLDER_MODE)
 
 
 def make_locked_folder(prefix: str) -> tuple[Path, int]:

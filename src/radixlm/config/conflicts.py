@@ -46,18 +46,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("engine_in_process", "nnodes", _RANKS),
     Conflict("enable_eplb", "device=cuda", "experts do not move between GPUs"),
     *(
-        Conflict("enable_return_routed_experts", taken, "only one of them reads what tokens choose")
-        for taken in (
-            "expert_distribution_recorder_mode",
-            "enable_expert_distribution_metrics",
-            "enable_eplb",
-        )
-    ),
-    *(
-        Conflict("enable_return_routed_experts", split, "rank 0 would know only some of them")
-        for split in ("pp_size", "enable_dp_attention", "disaggregation_mode=prefill|decode")
-    ),
-    *(
         Conflict("constrained_json_max_whitespace_cnt", other, "both say what is allowed in JSON")
         for other in (
             "constrained_json_whitespace_pattern",

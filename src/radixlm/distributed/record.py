@@ -1,8 +1,8 @@
 """ExpertRecorder: which experts the tokens of each step choose, for files, metrics and EPLB.
 
-Every rank of a pipeline stage chooses for all tokens, so the first rank of a later stage tells rank
-0, which counts alone. The others know only whether it records, as this may change what a step
-computes. Legend: L layers, E experts, T tokens, K chosen experts, S steps.
+Rank 0 counts. The others only know whether it records, as this changes what a step computes, and
+have their layers tell what tokens choose. Legend: L layers, E experts, T tokens, K chosen experts,
+S steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_STEPS = 1000
 _OFF = "the server was started without --expert-distribution-recorder-mode; stat works"
 
 Counts = NDArray[np.int32]
-Choices = Sequence[NDArray[np.int64] | None]  # of each layer [T, K]
+Choices = Sequence[Tensor | None]  # of each layer int64 [T, K]
 
 
 class RecordedLayer(Protocol):
@@ -62,16 +62,32 @@ class StepTokens(Record):
 class RecorderOptions(Record):
     """``mode``: one of MODES, "" to record for metrics and EPLB alone; ``num_steps``: steps that
     are kept, -1 for all; ``ranks``: those that share the experts; ``is_always_on``: without
-    /start_expert_distribution_record; ``is_first``: of rank 0; ``send``: of the first rank of a
-    later stage: to rank 0."""
+    /start_expert_distribution_record."""
 
     mode: str
     num_steps: int
     ranks: int
     folder: Path
     is_always_on: bool = False
-    is_first: bool = True
-    send: Callable[[Tensor], None] | None = None
+
+
+class ChoiceReader:
+    """Reads what the tokens of a step chose in the layers of this stage, on all of its ranks at
+    once. ``is_always_on``: layers keep it whether or not anybody records."""
+
+    def __init__(self, layers: Sequence[RecordedLayer], is_always_on: bool = False) -> None:
+        self._layers, self._is_always_on = layers, is_always_on
+        self.switch(False)
+
+    def switch(self, is_on: bool) -> None:
+        """Have the layers keep what tokens choose, from now on or no longer."""
+        for layer in self._layers:
+            layer.record(is_on or self._is_always_on)
+        self.take()  # of steps before
+
+    def take(self) -> Choices:
+        """What the tokens of the last step chose."""
+        return [layer.take_chosen() for layer in self._layers]
 
 
 class ExpertRecorder:
@@ -79,9 +95,9 @@ class ExpertRecorder:
     are written by another."""
 
     def __init__(
-        self, layers: Sequence[RecordedLayer], placement: Placement, options: RecorderOptions
+        self, reader: ChoiceReader, placement: Placement, options: RecorderOptions
     ) -> None:
-        self.layers, self.placement, self.options = layers, placement, options
+        self._reader, self.placement, self.options = reader, placement, options
         self.num_passes = 0
         self.has_details = options.mode in ("per_pass", "per_token")
         limit = None if options.num_steps < 0 else options.num_steps
@@ -89,8 +105,6 @@ class ExpertRecorder:
         self._details: deque[dict[str, Any]] = deque(maxlen=limit)
         self._balance: deque[float] = deque(maxlen=max(WINDOWS))
         self._is_recording = False  # for a file
-        # of each token of the step, its row among those that ran; None where they are the same
-        self.rows_T: NDArray[np.int64] | None = None
         self.rebalancer: Rebalancer | None = None
         self._writer = ThreadPoolExecutor(1, "expert-records")
         self._switch(options.is_always_on)
@@ -114,22 +128,15 @@ class ExpertRecorder:
         """Whether steps are recorded, for a file or for metrics and EPLB."""
         return self._is_recording or self.options.is_always_on
 
-    def collect(self, tokens: Callable[[], StepTokens]) -> None:
-        """A step has run on these tokens."""
-        if not self.is_on:
-            return
-        if self.options.is_first:
-            self.count(self.take(), tokens)
-        elif self.options.send is not None:
-            self.options.send(pack_choices(self.take()))
-
     def count(self, chosen: Choices, tokens: Callable[[], StepTokens]) -> None:
         """Count what all layers chose in a step on these tokens."""
         self.num_passes += 1
         num_experts = self.placement.counts_LE.shape[1]
         counts_LE: Counts = np.stack(
             [
-                np.bincount(() if ids is None else ids.reshape(-1), minlength=num_experts)
+                np.bincount(
+                    () if ids is None else ids.numpy(force=True).reshape(-1), minlength=num_experts
+                )
                 for ids in chosen
             ]
         )[:, :num_experts].astype(np.int32)  # experts without weights lie behind the others
@@ -147,12 +154,6 @@ class ExpertRecorder:
             )
         if self.needs_all_tokens:
             self._details.append(self._detail(chosen, counts_LE, tokens()))
-
-    def take(self) -> list[NDArray[np.int64] | None]:
-        """What this stage's layers chose in the last step."""
-        rows_T = slice(None) if self.rows_T is None else self.rows_T
-        chosen = (layer.take_chosen() for layer in self.layers)
-        return [None if one is None else one.numpy(force=True)[rows_T] for one in chosen]
 
     def _detail(self, chosen: Choices, counts_LE: Counts, tokens: StepTokens) -> dict[str, Any]:
         detail: dict[str, Any] = {"forward_pass_id": self.num_passes, "rank": 0}
@@ -174,12 +175,7 @@ class ExpertRecorder:
         return {n: float(np.mean(last[-n:])) if last else 1.0 for n in WINDOWS}
 
     def _switch(self, is_on: bool) -> None:
-        counts = self.options.is_first or self.options.send is not None
-        for layer in self.layers if counts else ():
-            layer.record(is_on)
-        if is_on:
-            self.rows_T = None
-            self.take()  # of steps before
+        self._reader.switch(is_on)
 
     def _start(self, args: dict[str, Any]) -> None:
         self._check_mode()
@@ -216,19 +212,20 @@ class ExpertRecorder:
 
 def pack_choices(chosen: Choices) -> Tensor:
     """int32: for each layer T, K and [T, K]; 0, 0 for None."""
-    none = np.zeros((0, 0), np.int64)
-    layers = [none if one is None else one for one in chosen]
-    parts = [part for one in layers for part in (one.shape, one.reshape(-1))]
-    return torch.from_numpy(np.concatenate([np.zeros(0), *parts]).astype(np.int32))
+    none = torch.zeros(0, 0, dtype=torch.int32)
+    layers = [none if one is None else one.cpu().int() for one in chosen]
+    shapes = [torch.tensor(one.shape, dtype=torch.int32) for one in layers]
+    pairs = zip(shapes, layers, strict=True)
+    return torch.cat([none.flatten(), *(x.flatten() for pair in pairs for x in pair)])
 
 
-def unpack_choices(packed: Tensor) -> list[NDArray[np.int64] | None]:
+def unpack_choices(packed: Tensor) -> list[Tensor | None]:
     """What ``pack_choices`` has packed."""
-    rest, chosen = packed.numpy().astype(np.int64), []
+    rest, chosen = packed.long(), []
     while len(rest):
-        rows, width = (int(n) for n in rest[:2])
+        rows, width = rest[:2].tolist()
         ids, rest = rest[2 : 2 + rows * width], rest[2 + rows * width :]
-        chosen.append(ids.reshape(rows, width) if width else None)
+        chosen.append(ids.view(rows, width) if width else None)
     return chosen
 
 

@@ -154,9 +154,7 @@ def _load_models(
         model, num_bytes = load_model(
             config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
         )
-        experts.finish(model)
-        if config.execute.enable_return_routed_experts:
-            experts.tell_requests(model, info)
+        experts.finish(model, info, config.execute.enable_return_routed_experts)
         # drafts are rank 0's, which alone samples
         draft = None
         if peers.is_first:
@@ -242,7 +240,8 @@ def load_engine(
     again = partial(_fill_again, model, config, info, where, loaded.packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
     controls.note_pools(occupation.resident_pool_bytes)
-    pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
+    is_restart = boot.number > 0
+    pages = make_pages(config, info, model, attn.pools, pools, draft, peers, is_restart)
     parts = EngineParts(
         model, attn, pools,
         {
@@ -256,8 +255,8 @@ def load_engine(
             **occupation.commands(),
         },
         make_processors(config, info), _media(config, info, where, boot.weights), profiler,
-        steps.compiled, loader.table if loader else None, draft, loaded.experts.recorder,
-        steps.dump, peers.ranks, loaded.experts.routed,
+        steps.compiled, loader.table if loader else None, draft, loaded.experts.choices,
+        steps.dump, peers.ranks,
     )  # fmt: skip
     facts = _facts(info, pools, limits, loaded)
     facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None

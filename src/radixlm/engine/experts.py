@@ -13,15 +13,20 @@ from torch import Tensor
 
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
-from radixlm.base.record import Record, replace
+from radixlm.base.record import Record
 from radixlm.config.parallel import ParallelConfig
 from radixlm.distributed import balance
 from radixlm.distributed.balance import Placement
 from radixlm.distributed.groups import Ranks
 from radixlm.distributed.rebalance import RebalanceOptions, Rebalancer
-from radixlm.distributed.record import DEFAULT_STEPS, ExpertRecorder, RecorderOptions
+from radixlm.distributed.record import (
+    DEFAULT_STEPS,
+    ChoiceReader,
+    ExpertRecorder,
+    RecorderOptions,
+)
 from radixlm.engine.model_info import ModelInfo
-from radixlm.executor.routed import RoutedExperts
+from radixlm.executor.routed import ExpertChoices, RoutedExperts
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.layers.experts import ExpertSplit, SplitExperts
 from radixlm.layers.moe import MoeLayer
@@ -48,6 +53,15 @@ def records_experts(parallel: ParallelConfig) -> bool:
         or parallel.enable_expert_distribution_metrics
         or parallel.enable_eplb
     )
+
+
+def _recorder_flag(parallel: ParallelConfig) -> str:
+    """The option for which a recorder sees the steps."""
+    if parallel.enable_eplb:
+        return "--enable-eplb"
+    if parallel.expert_distribution_recorder_mode:
+        return "--expert-distribution-recorder-mode"
+    return "--enable-expert-distribution-metrics"
 
 
 class _OverStages(Record):
@@ -84,8 +98,7 @@ class ExpertPlaces:
         self._mixtures: list[MoeLayer] = []  # of this stage
         self._over: _OverStages | None = None
         self._placement: Placement | None = None  # of the layers of all stages
-        self.recorder: ExpertRecorder | None = None
-        self.routed: RoutedExperts | None = None
+        self.choices: ExpertChoices | None = None
 
     def place(self, mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
         """Tell each layer which experts this rank holds; ConfigError for sizes that do not fit."""
@@ -147,50 +160,50 @@ class ExpertPlaces:
         table = torch.from_numpy(table_VE)
         return torch.cat((table, zeros.expand(len(table), -1)), 1).int().contiguous()
 
-    def finish(self, model: Model) -> None:
-        """Make the recorder that the options ask for; ConfigError for models that it cannot."""
-        parallel = self._parallel
-        if not records_experts(parallel):
+    def finish(self, model: Model, info: ModelInfo, tells_requests: bool) -> None:
+        """Make what reads the choices of tokens for the recorder and for requests, as the options
+        ask; ConfigError for models that have none to read."""
+        parallel, place = self._parallel, self._ranks.place
+        if not (records_experts(parallel) or tells_requests):
             return
-        mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
-        over, place = self._look_over(mixtures), self._ranks.place
-        if not over.num_layers:
-            flag = (
-                "--enable-eplb" if parallel.enable_eplb else "--expert-distribution-recorder-mode"
-            )
-            flag = flag if mode or parallel.enable_eplb else "--enable-expert-distribution-metrics"
-            raise ConfigError(
-                f"{flag}: the model has no experts that can be recorded; leave it out"
-            )
-        num_experts = over.experts[-1]
-        placement = self._placement or balance.trivial(over.num_layers, num_experts, num_experts)
-        steps = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else DEFAULT_STEPS
-        options = RecorderOptions(
-            mode or "",
-            parallel.expert_distribution_recorder_buffer_size or steps,
-            self._ranks.tp.size if self._placement is not None else 1,
-            env.EXPERT_RECORDER_DIR.get(),
-            is_always_on=parallel.enable_expert_distribution_metrics or parallel.enable_eplb,
-            is_first=place.rank == 0,
-        )
-        if place.stage > 0 and place.tp_rank == 0 and isinstance(model, DecoderModel):
-            assert model.pipeline is not None
-            options = replace(options, send=partial(model.pipeline.give_result, CHOICES))
-        self.recorder = ExpertRecorder(mixtures, placement, options)
-        if parallel.enable_eplb:
-            self._check_movable()
-            self.recorder.rebalancer = Rebalancer(self.recorder, self._rebalance_options())
-
-    def tell_requests(self, model: Model, info: ModelInfo) -> None:
-        """Let requests ask for the experts of their tokens; ConfigError if that cannot be."""
         mixtures, places = mixtures_of(model), info.expert_layers
-        if len(mixtures) != len(places) or not mixtures:
+        over = self._look_over(mixtures)
+        if records_experts(parallel) and not over.num_layers:
+            raise ConfigError(
+                f"{_recorder_flag(parallel)}: the model has no experts that can be recorded; leave "
+                "it out"
+            )
+        if tells_requests and (over.num_layers != len(places) or not places):
             raise ConfigError(
                 "--enable-return-routed-experts: the model has no experts that can be told; leave "
                 "it out"
             )
-        if self._ranks.place.rank == 0:
-            self.routed = RoutedExperts(mixtures, places, info.routed_shape)
+        reader = ChoiceReader(mixtures, is_always_on=tells_requests)
+        send = recorder = None
+        if place.stage > 0 and place.tp_rank == 0 and isinstance(model, DecoderModel):
+            assert model.pipeline is not None
+            send = partial(model.pipeline.give_result, CHOICES)
+        if records_experts(parallel):
+            recorder = self._make_recorder(reader, over)
+        routed = RoutedExperts(places, info.routed_shape) if tells_requests else None
+        self.choices = ExpertChoices(reader, recorder, routed, place.rank == 0, send)
+
+    def _make_recorder(self, reader: ChoiceReader, over: _OverStages) -> ExpertRecorder:
+        parallel, num_experts = self._parallel, over.experts[-1]
+        placement = self._placement or balance.trivial(over.num_layers, num_experts, num_experts)
+        steps = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else DEFAULT_STEPS
+        options = RecorderOptions(
+            parallel.expert_distribution_recorder_mode or "",
+            parallel.expert_distribution_recorder_buffer_size or steps,
+            self._ranks.tp.size if self._placement is not None else 1,
+            env.EXPERT_RECORDER_DIR.get(),
+            is_always_on=parallel.enable_expert_distribution_metrics or parallel.enable_eplb,
+        )
+        recorder = ExpertRecorder(reader, placement, options)
+        if parallel.enable_eplb:
+            self._check_movable()
+            recorder.rebalancer = Rebalancer(recorder, self._rebalance_options())
+        return recorder
 
     def _rebalance_options(self) -> RebalanceOptions:
         parallel = self._parallel
@@ -221,8 +234,8 @@ class ExpertPlaces:
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What the ranks may be asked."""
-        recorder = {} if self.recorder is None else self.recorder.commands()
-        return recorder | {"move_experts": self._move}
+        recorder = self._recorder
+        return ({} if recorder is None else recorder.commands()) | {"move_experts": self._move}
 
     def _move(self, args: dict[str, Any]) -> None:
         """Give layers (number, experts of the slots) other places, on all ranks at once."""
@@ -238,5 +251,9 @@ class ExpertPlaces:
                 experts = self._mixtures[number - first].experts
                 assert isinstance(experts, SplitExperts)
                 experts.move(row, self._table(number))
-        if self.recorder is not None:
-            self.recorder.placement = self._placement
+        if (recorder := self._recorder) is not None:
+            recorder.placement = self._placement
+
+    @property
+    def _recorder(self) -> ExpertRecorder | None:
+        return None if self.choices is None else self.choices.recorder

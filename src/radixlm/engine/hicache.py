@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,11 +77,18 @@ class Hicache(Record, eq=False):
 
 
 def make_hicache(
-    config: ServerConfig, manifest: Manifest, pool_bytes: int, free_bytes: int, lazy_bytes: int = 0
+    config: ServerConfig,
+    manifest: Manifest,
+    pool_bytes: int,
+    free_bytes: int,
+    lazy_bytes: int = 0,
+    *,
+    is_restart: bool = False,
 ) -> Hicache | None:
     """The tiers of the flags; None without --enable-hierarchical-cache. ``pool_bytes``: of the KV
     cache of this rank; ``free_bytes``: of RAM for this process, of which the KV cache takes
-    ``lazy_bytes`` as it fills. ConfigError."""
+    ``lazy_bytes`` as it fills; ``is_restart``: a folder that cannot be written keeps no engine from
+    starting that began before. ConfigError."""
     memory = config.memory
     if not memory.enable_hierarchical_cache:
         return None
@@ -104,7 +112,9 @@ def make_hicache(
             raise ConfigError("directory: a folder can be named by flag only, at the start")
         if name != "file":
             return make_store(name, extra, manifest, secret, by_flag)
-        host.below = made = make_segments(extra, manifest, codec, host, secret)
+        host.below = made = make_segments(
+            extra, manifest, codec, host, secret, was_good=is_restart and by_flag
+        )
         return made
 
     tiers: list[Tier] = [host]
@@ -144,9 +154,16 @@ def host_bytes(memory: MemoryConfig, pool_bytes: int, room: int, lazy_bytes: int
 
 
 def make_segments(
-    extra: Mapping[str, Any], manifest: Manifest, codec: Codec, host: HostTier, secret: bytes
+    extra: Mapping[str, Any],
+    manifest: Manifest,
+    codec: Codec,
+    host: HostTier,
+    secret: bytes,
+    *,
+    was_good: bool = False,
 ) -> SegmentTier:
-    """--hicache-storage-backend file. ConfigError for a folder that cannot be used."""
+    """--hicache-storage-backend file. ConfigError for a folder that cannot be used, unless that
+    ``was_good``."""
     for name, value in extra.items():
         if name not in _FILE_OPTIONS:
             raise ConfigError(f"{_EXTRA}: file has no {name!r}; it has {', '.join(_FILE_OPTIONS)}")
@@ -155,8 +172,11 @@ def make_segments(
         if name != "directory" and not (isinstance(value, int | float) and 0 < value < 1e9):
             raise ConfigError(f"{_EXTRA}: {name} is {value!r}; a number such as 64 works")
     default = env.HICACHE_FILE_DIR.get() or Path.home() / ".cache" / "radixlm" / "kv"
-    folder = trusted_folder(Path(extra.get("directory") or default), f"{_EXTRA} directory")
-    budget = min(_MAX_DISK_BYTES, Files().free_bytes(folder) // 2)
+    path = Path(extra.get("directory") or default)
+    folder = trusted_folder(path, f"{_EXTRA} directory", was_good=was_good)
+    budget = _MAX_DISK_BYTES
+    with suppress(OSError):
+        budget = min(budget, Files().free_bytes(folder) // 2)
     tier = SegmentTier(
         folder,
         manifest.storage_digest,

@@ -42,6 +42,8 @@ class MultiChannel:
                 self._poller.register(channel.watch(), zmq.POLLIN)
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
+        self._orphans: dict[int, set[str]] = {}  # requests of intakes that have died
+        self._num_untold: dict[int, int] = {}  # of them, by intakes that took the place of one
         self._max_hidden_bytes = max_bytes - min(RESERVED_BYTES, max_bytes // 2)
         self.log_tail: LogTail | None = None  # sent with the heartbeats
         self._num_lines = 0
@@ -90,6 +92,8 @@ class MultiChannel:
         elif isinstance(message, AbortRequest) and message.quiet:
             if message.all:  # of this intake, whose process has died
                 message = msgspec.structs.replace(message, all=False, rids=self._rids_of(index))
+                orphans = self._orphans.pop(index, set()).union(message.rids)
+                self._num_untold[index] = len(orphans)
             for rid in message.rids:
                 self._owner.pop(rid, None)  # no reply will do it
         elif isinstance(message, Shutdown):
@@ -104,6 +108,7 @@ class MultiChannel:
         rids = self._rids_of(index)
         if not rids:
             return []
+        self._orphans.setdefault(index, set()).update(rids)
         log.warning("HTTP process %d has gone: its %d requests are aborted", index, len(rids))
         return [AbortRequest(rids=rids, message="its HTTP process has died")]
 
@@ -156,7 +161,9 @@ class MultiChannel:
         elif isinstance(message, ControlReply):
             self._channels[self._calls.pop(message.call_id, 0)].send(message)
         else:
-            for channel in self._channels:
+            for index, channel in enumerate(self._channels):
+                if isinstance(message, Heartbeat):
+                    message.num_orphans = self._num_untold.pop(index, 0)
                 channel.send(message)
 
     def _split_deltas(self, deltas: list[TokenDelta]) -> Iterator[TokenDelta]:

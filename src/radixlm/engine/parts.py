@@ -14,7 +14,6 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Group, Ranks
-from radixlm.distributed.record import ExpertRecorder
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.grammar import GrammarFeature
@@ -42,7 +41,7 @@ from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.reading_drafter import ReadingDrafter
-from radixlm.executor.routed import RoutedExperts
+from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.memory.pages import PageAllocator
@@ -83,10 +82,9 @@ class EngineParts(Record):
     steps: CompiledSteps | None = None
     adapters: AdapterTable | None = None
     draft: LoadedDraft | None = None
-    recorder: ExpertRecorder | None = None
+    choices: ExpertChoices | None = None
     dump: TensorDump | None = None
     ranks: Ranks = ALONE
-    routed: RoutedExperts | None = None
 
 
 def invariant_kernels(config: ServerConfig, info: ModelInfo) -> dict[str, str]:
@@ -139,9 +137,8 @@ def make_runner(
         _drafter(
             parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
         ),
-        parts.recorder,
+        parts.choices,
         _followers(device, parts.ranks),
-        parts.routed,
     )
     # ranks that do not sample could not tell which graph of drafts is right
     has_graphs = config.speculate.speculative_algorithm and parts.ranks.place == ALONE.place

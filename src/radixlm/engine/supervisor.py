@@ -22,7 +22,7 @@ from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.kept_pool import KeptPool
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
-from radixlm.engine.rank_processes import topology_of
+from radixlm.engine.rank_processes import REFUSED, topology_of
 from radixlm.engine.restart_reserve import RestartReserve
 from radixlm.engine.run_folder import RunFolder
 
@@ -36,7 +36,8 @@ TERM_WAIT_S = 3.0
 MAX_LATE_CHECKS = 3
 # how long the last message of a process that ended with status 2 may take to arrive
 LAST_MESSAGE_S = 2.0
-# pauses after a process could not be started: the system lacks descriptors, processes or memory
+# pauses after a process could not be started, or refused to start where another has served: the
+# system lacks descriptors, processes or memory, or a disk is not there
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 # how long a restart may load: this often the longest load so far, and this much more
@@ -95,6 +96,7 @@ class EngineSupervisor:
         self._reserve = RestartReserve()
         self._kept = KeptPool(topology_of(config).world if config.memory.warm_restart else 0)
         self._spawned_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
         self._longest_load_s = 0.0  # of the processes that became ready
         self._task: asyncio.Task[None] | None = None
 
@@ -119,16 +121,15 @@ class EngineSupervisor:
     async def _spawn_again(self, listener: EngineListener, failure: str | None) -> bool:
         """Start a process; after a ``failure`` try again, with pauses. Each counts as a death.
         False: the server stops, or there were too many."""
-        pause_s = FIRST_PAUSE_S
         while failure is not None and not self._is_stopping:
             log.error("%s: no process could be started: %s", self.name, failure)
             if not self._may_restart():
                 self._give_up(listener, self._why_given_up(f"it could not be started: {failure}"))
                 return False
-            log.warning("%s: trying again in %g s", self.name, pause_s)
+            log.warning("%s: trying again in %g s", self.name, self._pause_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop_asked.wait(), pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                await asyncio.wait_for(self._stop_asked.wait(), self._pause_s)
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             if not self._is_stopping:
                 failure = self._try_spawn()
         return not self._is_stopping
@@ -167,7 +168,11 @@ class EngineSupervisor:
             code = await self._until_dead(self.process, listener)
             if self._is_stopping:
                 return
-            if code == 2:  # a bad option or checkpoint: it has sent the reason
+            if code == REFUSED and self._has_served:
+                self.num_restarts += 1
+                failure = "it refused to start again; its log says why"
+                continue
+            if code == REFUSED:  # a bad option or checkpoint: it has sent the reason
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop_asked.wait(), LAST_MESSAGE_S)
                 reason = f"{self.name}: the process refused to start; its log says why"
@@ -204,6 +209,7 @@ class EngineSupervisor:
             beat_s, now_s = listener.beat_s(), time.monotonic()
             if beat_s and not has_loaded:
                 has_loaded = self._has_served = self._has_beaten = True
+                self._pause_s = FIRST_PAUSE_S
                 self._longest_load_s = max(self._longest_load_s, now_s - self._spawned_s)
             is_late = now_s - beat_s > limit_s if beat_s else now_s - self._spawned_s > load_s
             num_late = num_late + 1 if is_late else 0

@@ -79,6 +79,7 @@ def make_pages(
     pools: Pools,
     draft: LoadedDraft | None,
     peers: Peers,
+    is_restart: bool,
 ) -> EnginePages | None:
     """The worker with its tiers; None where no flag asks for one."""
     makers: list[MakeTiers] = [load(source) for source in SOURCES]
@@ -90,7 +91,9 @@ def make_pages(
     manifest = make_manifest(config, info, pools, page_bytes, peers, draft)
     free_bytes = available_bytes() // config.parallel.num_processes
     lazy_bytes = missing_bytes(page_bytes.spans()) if memory.enable_hierarchical_cache else 0
-    hicache = make_hicache(config, manifest, pools.num_bytes, free_bytes, lazy_bytes)
+    hicache = make_hicache(
+        config, manifest, pools.num_bytes, free_bytes, lazy_bytes, is_restart=is_restart
+    )
     tiers = [*(hicache.tiers if hicache else ()), *(t for m in makers for t in m(config, manifest))]
     tiers += make_lmcache(config, manifest)
     tiers += make_peer(config, manifest, peers)

@@ -127,9 +127,7 @@ def main(early: StartupReader) -> int:
     except RankLost as error:
         return end_replica(ranks, error)
     except RadixError as error:
-        channel.send(Failed(type(error).__name__, str(error)))
-        time.sleep(0.2)  # zmq sends in the background; LINGER is 0
-        return 2
+        return refuse(channel, error, is_restart=bool(startup["boot"]))
     serving = SchedulerSupervisor(replica.scheduler, replica.renew, channel, replica.facts, flight)
     _prepare_to_serve(serving, config)
     channel.send(Ready(replica.facts))
@@ -181,6 +179,17 @@ def boot_of(startup: dict[str, Any]) -> Boot:
     weights = None if given is None else msgspec.convert(given, WeightsSource)
     memory = tuple(startup.get("memory", ()))
     return Boot(startup["index"], startup.get("boot", 0), memory, weights)
+
+
+def refuse(channel: MultiChannel, error: RadixError, *, is_restart: bool) -> int:
+    """Tell why this process cannot serve; its status. Of one that follows another only the log
+    tells, as a third may start."""
+    if is_restart:
+        log.error("the engine cannot start again: %s", error)
+        return REFUSED
+    channel.send(Failed(type(error).__name__, str(error)))
+    time.sleep(0.2)  # zmq sends in the background; LINGER is 0
+    return REFUSED
 
 
 def end_replica(ranks: RankProcesses | None, error: RankLost) -> int:

@@ -28,8 +28,15 @@ def pair_fields(body: object) -> dict[str, Any]:
 def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> Hint | None:
     """Where the prompt ``index`` of ``count`` is computed; None of a body without these fields.
     ``value_of``: a body's value by the field's name. Port 0: that of the server's option."""
+    choices = value_of("n") or 1
 
-    host, port, room, rank = (of_prompt(n, value_of(n), index, count) for n in _FIELDS)
+    def own(name: str) -> Any:
+        value = value_of(name)
+        if isinstance(value, list) and len(value) == count * choices:
+            value = value[::choices]  # SGLang's router names a room for each choice of a chat
+        return of_prompt(name, value, index, count)
+
+    host, port, room, rank = map(own, _FIELDS)
     if host is None and room is None:
         return None
     if not host or not _HOST.fullmatch(host):

@@ -50,10 +50,10 @@ class _Order:
         return torch.cat([self.of_group(group) for group in range(len(self.counts))])
 
     @property
-    def run_as(self) -> NDArray[np.int64]:
-        """Which of the rows that run each row of the step is."""
-        padded = self.padded.numpy()
-        return np.argsort(padded, kind="stable")[len(padded) - len(self.places) :]
+    def run_as(self) -> Tensor:
+        """Which of the rows that run each row of the step is, int64."""
+        padded = self.padded
+        return padded.argsort(stable=True)[len(padded) - len(self.places) :]
 
 
 class GroupedModel:
@@ -145,8 +145,8 @@ class GroupedRunner(Runner):
         shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
         self._whole = step
-        if self._recorder is not None:
-            self._recorder.rows_T = self._grouped.tokens.run_as
+        if self._choices is not None:
+            self._choices.rows_T = self._grouped.tokens.run_as
         super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
         if self.states is not None and not len(own):
             self.states.zero_null_page()
@@ -156,6 +156,9 @@ class GroupedRunner(Runner):
         if self._tail is not None and step.plan.draft_lens is not None:
             step.batch = self._batch_of_all(step)
         self._find_failures(step)
+
+    def _whole_of(self, step: StepHandle) -> StepHandle:
+        return self._whole
 
     def _tokens_of(self, step: StepHandle, batch: ForwardBatch) -> StepTokens:
         """Those of all groups, which rank 0 knows."""

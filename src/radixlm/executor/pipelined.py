@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixlm.distributed.record import Choices, ExpertRecorder, StepTokens, unpack_choices
+from radixlm.distributed.record import Choices, StepTokens, unpack_choices
 from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
+from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch
@@ -91,10 +92,15 @@ class PipelinedRunner(Runner):
         self._pending[plan.index] = _Pending(results, self._last.done, self._chosen)
         return step
 
-    def _record(self, recorder: ExpertRecorder, tokens: Callable[[], StepTokens]) -> None:
+    def _tell(
+        self,
+        choices: ExpertChoices,
+        step: StepHandle,
+        chosen: Choices,
+        tokens: Callable[[], StepTokens],
+    ) -> None:
         """Keep what the first stage chose until the others' choices are there."""
-        if recorder.is_on:
-            self._chosen = recorder.take(), tokens()
+        self._chosen = chosen, tokens()
 
     def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
         """Keep the masks for when the logits are there."""
@@ -107,11 +113,11 @@ class PipelinedRunner(Runner):
         if step.batch is not None:
             step.batch.taps_TN = self._put(pending, TAPS)
         pending.take(pending.done)
-        if self._recorder is not None and pending.chosen is not None:
+        if self._choices is not None and pending.chosen is not None:
             chosen, tokens = pending.chosen
             while (theirs := pending.take(CHOICES)) is not None:
                 chosen = [*chosen, *unpack_choices(theirs)]
-            self._recorder.count(chosen, lambda: tokens)
+            self._choices.tell(step, chosen, lambda: tokens)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)

@@ -25,7 +25,7 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import Group
-from radixlm.distributed.record import ExpertRecorder, StepTokens
+from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
@@ -43,9 +43,8 @@ from radixlm.executor.results import (
     logprob_request,
     needs_hidden,
     reads_head,
-    wants_routed,
 )
-from radixlm.executor.routed import RoutedExperts
+from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
@@ -67,9 +66,9 @@ STATE_SPACE = 1  # the page space whose pages hold states
 
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
-    recurrent layers' states; ``drafter``: proposes tokens after each step; ``recorder``: counts the
-    experts that tokens choose, ``routed`` tells them to requests; ``followers``: the group in which
-    rank 0 hands sampled tokens from device to device."""
+    recurrent layers' states; ``drafter``: proposes tokens after each step; ``choices``: of
+    experts, by tokens, for those who ask; ``followers``: the group in which rank 0 hands sampled
+    tokens from device to device."""
 
     model: Model
     attn: Attention
@@ -83,9 +82,8 @@ class RunnerParts(Record):
     adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     drafter: DeviceDrafter | None = None
-    recorder: ExpertRecorder | None = None
+    choices: ExpertChoices | None = None
     followers: Group | None = None
-    routed: RoutedExperts | None = None
 
 
 class RunnerOptions(Record):
@@ -124,7 +122,7 @@ class Runner:
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
         self._options, self._commands = options, parts.commands
-        self.adapters, self._recorder, self._routed = parts.adapters, parts.recorder, parts.routed
+        self.adapters, self._choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
         self.draft_widths, self.followers = options.draft_widths, parts.followers
@@ -177,7 +175,7 @@ class Runner:
             items = items.first_tokens()
             plan = replace(plan, items=items)
         need_hidden = needs_hidden(items)
-        need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
+        need_hidden |= self._choices is not None and self._choices.needs_all_tokens
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
@@ -222,7 +220,8 @@ class Runner:
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
-        source = None if self._recorder is None else self._recorder.rebalancer
+        recorder = None if self._choices is None else self._choices.recorder
+        source = None if recorder is None else recorder.rebalancer
         return None if source is None else source.due()
 
     def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
@@ -309,6 +308,11 @@ class Runner:
         if states is not None:
             assert self.states is not None
             batch.states = self.states.begin(*states)
+        asked, whole = self._choices, self._whole_of(step)
+        if asked is not None and asked.are_wanted(whole.items):
+            asked.begin()
+        else:
+            asked = None
         try:
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
@@ -319,13 +323,22 @@ class Runner:
             log.warning("out of memory in a step: unused memory was freed and the step runs again")
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
-        if self._routed is not None and wants_routed(step.items):
-            step.routed_TLK = self._routed.take(shape.num_tokens)
-        if self._recorder is not None:
-            self._record(self._recorder, partial(self._tokens_of, step, batch))
+        chosen = None if asked is None else asked.take()
+        if asked is not None and chosen is not None:
+            self._tell(asked, whole, chosen, partial(self._tokens_of, step, batch))
 
-    def _record(self, recorder: ExpertRecorder, tokens: Callable[[], StepTokens]) -> None:
-        recorder.collect(tokens)
+    def _whole_of(self, step: StepHandle) -> StepHandle:
+        """The step of all attention groups, of which ``step`` runs."""
+        return step
+
+    def _tell(
+        self,
+        choices: ExpertChoices,
+        step: StepHandle,
+        chosen: Choices,
+        tokens: Callable[[], StepTokens],
+    ) -> None:
+        choices.tell(step, chosen, tokens)
 
     def _tokens_of(self, step: StepHandle, batch: ForwardBatch) -> StepTokens:
         kinds = bool(step.items.prefills), bool(len(step.items.decodes.slots))

@@ -22,6 +22,9 @@ class Observer:
     def held(self, states: Sequence[RequestState], why: str) -> None:
         """An engine that computed ``states`` is gone; another goes on with them."""
 
+    def orphaned(self, count: int) -> None:
+        """``count`` requests were aborted because their HTTP process died; this one succeeds it."""
+
     def logged(self, lines: Sequence[LogLine]) -> None:
         """An engine has logged ``lines``."""
 

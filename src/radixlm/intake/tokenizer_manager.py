@@ -469,6 +469,9 @@ class TokenizerManager:
             if message.lines:
                 for observer in self.observers:
                     observer.logged(message.lines)
+            if message.num_orphans:
+                for observer in self.observers:
+                    observer.orphaned(message.num_orphans)
             # another HTTP process may have paused it
             self._is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
             self.occupation.note()

@@ -174,7 +174,8 @@ class MoeLayer(Module):
         return self.experts.pack if isinstance(self.experts, SplitExperts) else self.experts
 
     def take_chosen(self) -> Tensor | None:
-        """The experts that the tokens of the last step chose, int64 [T, K]."""
+        """The experts that the tokens of the last step chose, of all attention groups: int64
+        [T, K]."""
         chosen_TK, self.chosen_TK = self.chosen_TK, None
         handle = self._pack.handle if isinstance(self._pack, Experts) else None
         if chosen_TK is None and handle is not None and (count := handle.take_chosen(0)):
@@ -396,8 +397,8 @@ class MoeLayer(Module):
     def _run_experts(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The experts' weighted sum; zero experts return x."""
         spec = self.spec
-        if self.is_recorded:
-            self.chosen_TK = ids_TK
+        if self.is_recorded:  # by all ranks at once
+            self.chosen_TK = ids_TK if self._groups is None else self._groups.gather(ids_TK)
         if spec.scale_input:
             ones = torch.ones_like(weights_TK[:, :1])
             parts = [

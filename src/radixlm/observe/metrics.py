@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from radixlm.base.record import Record
+from radixlm.observe import metric_files
 from radixlm.wire.replies import DraftTotals
 
 SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable
@@ -194,6 +195,7 @@ class Series:
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self._counters = [metrics[name] for name in REQUEST_COUNTERS]
+        self._aborted = metrics["num_aborted_requests"]
         self._first = metrics["time_to_first_token_seconds"]
         self._inter = metrics["inter_token_latency_seconds"]
         self._e2e = metrics["e2e_request_latency_seconds"]
@@ -207,6 +209,10 @@ class Series:
         """``count`` more tokens came ``seconds`` after those before."""
         for _ in range(count):
             self._inter.observe(seconds / count)
+
+    def aborted(self, count: int) -> None:
+        """``count`` requests were aborted of which nothing else is known."""
+        self._aborted.inc(count)
 
     def ended(self, end: Ended) -> None:
         """A request is over."""
@@ -291,6 +297,8 @@ class Metrics:
     def __init__(
         self, labels: Mapping[str, str], buckets: Buckets, customer_labels: Sequence[str] = ()
     ) -> None:
+        if os.environ.get(SHARED_FOLDER):
+            metric_files.install()
         self.registry = CollectorRegistry()
         self._names, self._labels = tuple(labels), dict(labels)
         self._customer_names = tuple(customer_labels)

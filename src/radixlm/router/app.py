@@ -79,6 +79,7 @@ class Gateway:
         self.drainer: Any = None
         self.hedger: Any = None
         self.dispatcher: Any = None
+        self.sessions: Any = None
         self.tokens: Any = None
         self.page: Any = None
         self._periodic: list[tuple[float, Work]] = []

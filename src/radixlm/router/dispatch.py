@@ -41,8 +41,9 @@ Splice = Callable[[Call, Worker], Mapping[str, Any]]
 
 class Dispatcher:
     """What the calls of one gateway share. ``splices``: each may add fields to a body for a worker.
-    ``prepare``: learns what the policy asks of a call's prompt. ``kinds``: path -> how its calls
-    are dispatched, where that is not `Dispatch`."""
+    ``prepare``: learns what the policy asks of a call's prompt. ``holder``: the only worker that
+    can answer a call, if it is known. ``kinds``: path -> how its calls are dispatched, where that
+    is not `Dispatch`."""
 
     def __init__(self, gateway: Any) -> None:
         self.gateway, self.options = gateway, gateway.options
@@ -50,6 +51,7 @@ class Dispatcher:
         self.memory = JournalMemory(self.options.journal_memory_mb << 20)
         self.splices: list[Splice] = []
         self.prepare: Callable[[Call], Awaitable[None] | None] = lambda call: None
+        self.holder: Callable[[Call], Worker | None] = lambda call: None
         self.kinds: dict[str, type[Dispatch]] = {}
 
     async def serve(self, gateway: Any, call: Call, client: ClientStream) -> None:
@@ -210,6 +212,8 @@ class Dispatch:
             workers = self._able(worker_type)
         else:
             workers = self.gateway.registry.pool(self.model, worker_type)
+        if (holder := self.shared.holder(self.call)) is not None:
+            workers = [holder] if holder in workers else []
         if not workers:
             return None
         policy = self.policy = self.shared.pools.of(workers[0])

@@ -95,7 +95,8 @@ class HedgedDispatch(Dispatch):
 
     async def send(self, worker: Worker, extra: Mapping[str, Any]) -> Failure | None:
         """As of `Dispatch`."""
-        if not self.is_stream or self.stream is not None:
+        is_held = self.shared.holder(self.call) is not None
+        if not self.is_stream or self.stream is not None or is_held:
             return await super().send(worker, extra)
         began_s, length = time.monotonic(), self.call.num_prompt_tokens.bit_length()
         legs = [Leg(self, worker, extra)]

@@ -16,6 +16,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.pd:attach",
     "radixlm.router.stalled:attach",
     "radixlm.router.hedge:attach",  # after pd
+    "radixlm.router.sessions:attach",  # after pd
     "radixlm.router.traces:attach",
     "radixlm.router.page:attach",
 )

@@ -56,7 +56,8 @@ class Pair(Dispatch):
             self.worker_type = "regular"
             return await super().attempt()
         self.worker_type = "decode"
-        if self.client.has_begun:  # a resumed stream brings its own prompt
+        # a resumed stream brings its own prompt; that of a session is with its decode worker
+        if self.client.has_begun or self.shared.holder(self.call) is not None:
             return await super().attempt()
         prefill, decode = await self.choose("prefill"), await self.choose("decode")
         if isinstance(prefill, Failure):

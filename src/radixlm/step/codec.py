@@ -52,14 +52,15 @@ class _Entry(msgspec.Struct, array_like=True, gc=False):
 
 class _Frame(msgspec.Struct, array_like=True, gc=False):
     """A plan. ``slots`` None: the rows that decode are those of the plan before. ``known``: the
-    tokens of these rows, then of the other items that come without. ``hidden``: rows that need all
-    hidden states to be computed."""
+    tokens of these rows, then of the other items that come without. ``hidden`` and ``routed``: as
+    in a ``DecodeBatch``."""
 
     index: int
     slots: Int64Array | None
     starts: Int64Array
     known: Int64Array
     hidden: tuple[int, ...]
+    routed: tuple[int, ...]
     drafts: tuple[Int32Array, Int32Array] | None
     others: tuple[Item, ...]
     entries: tuple[_Entry, ...]
@@ -98,7 +99,8 @@ class PlanEncoder:
             None if is_same else decodes.slots,
             items.starts,
             next_token[_known_slots(items)],
-            tuple(decodes.hidden | decodes.routed),
+            tuple(decodes.hidden),
+            tuple(decodes.routed),
             None if drafts is None or drafts.tokens is None else (drafts.lens, drafts.tokens),
             tuple(replace(item, rid="", logprobs=None) for item in items.others),
             tuple(map(_entry, plan.admissions)),
@@ -126,7 +128,8 @@ class PlanDecoder:
             raise InvariantError(f"a malformed plan: {error}") from error
         if frame.slots is not None:
             rids = ("",) * len(frame.slots)
-            self._decodes = DecodeBatch(rids, frame.slots, {}, frozenset(frame.hidden))
+            rows = frozenset(frame.hidden), frozenset(frame.routed)
+            self._decodes = DecodeBatch(rids, frame.slots, {}, *rows)
         others, drafts = frame.others, None
         prefills = tuple(item for item in others if item.page_row < 0)
         if frame.drafts is not None:

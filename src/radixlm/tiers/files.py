@@ -50,17 +50,19 @@ class Files:
         return facts.f_bavail * facts.f_frsize
 
 
-def trusted_folder(folder: Path, flag: str) -> Path:
+def trusted_folder(folder: Path, flag: str, *, was_good: bool = False) -> Path:
     """``folder``, made if missing, with mode 0700; ConfigError if it is a symlink, another user's,
-    or cannot be written."""
+    or cannot be written. ``was_good``: it could be used before, so a disk that fails now is no
+    mistake of the options."""
     works = "a folder of this user works"
     try:
         make_private_folder(folder)
         facts = folder.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
             raise ConfigError(f"{flag} {folder}: a symlink, or another user's; {works}")
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not was_good and not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"{flag} {folder}: it cannot be written; {works}")
     except OSError as error:
-        raise ConfigError(f"{flag} {folder}: {error.strerror or error}; {works}") from error
+        if not was_good:
+            raise ConfigError(f"{flag} {folder}: {error.strerror or error}; {works}") from error
     return folder

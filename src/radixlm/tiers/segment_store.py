@@ -73,10 +73,13 @@ class SegmentStore:
     # ---- opening -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the lock, or follow its owner; read the log. OSError."""
+        """Take the lock, or follow its owner; read the log, also of a disk that cannot be written.
+        OSError."""
         make_private_folder(self.folder)
-        self.become_writer()
-        self.follow()
+        try:
+            self.become_writer()
+        finally:
+            self.follow()
         if self.is_writer:
             self._log.cut()
 

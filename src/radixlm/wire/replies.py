@@ -159,10 +159,12 @@ LogLine = tuple[float, str, str, str]
 
 
 class Heartbeat(msgspec.Struct, tag="beat", omit_defaults=True):
-    """The loop is alive. ``lines``: that it has logged since the last one."""
+    """The loop is alive. ``lines``: that it has logged since the last one. ``num_orphans``: for the
+    successor of a dead HTTP process, once: requests of that one which were aborted."""
 
     load: LoadReport
     lines: list[LogLine] = []
+    num_orphans: int = 0
 
 
 class ControlReply(msgspec.Struct, tag="control_reply"):

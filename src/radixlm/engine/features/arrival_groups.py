@@ -9,10 +9,12 @@ from typing import Protocol
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_puts import PagePuts, WritePolicy
 from radixlm.engine.features.preload import Preload
-from radixlm.memory.prefix.base import TokenIds
+from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
-from radixlm.tiers.base import Command, Report
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import Int32Array
+from radixlm.tiers.base import Command, Get, Report
 
 
 class PagePort(Protocol):
@@ -60,3 +62,25 @@ class ArrivalGroup:
         """Free the pages that nobody has claimed."""
         reservations = self.kv.reservations
         reservations.make_room(self.kv.pages.num_free + reservations.num_spare)
+
+
+class ArrivalJob:
+    """A Get and what is reserved for it: ``pages`` behind ``base``, the prefix that ``handle``
+    locks, and ``row`` of the second space. ``ids``: the tokens of all of these pages."""
+
+    def __init__(
+        self,
+        group: ArrivalGroup,
+        request: Request,
+        get: Get,
+        base: Int32Array,
+        handle: Handle,
+        reserved: tuple[Int32Array, Int32Array],
+    ) -> None:
+        self.group, self.get = group, get
+        self.rid, self.namespace = request.rid, request.namespace
+        self.base, self.handle, (self.pages, self.row) = base, handle, reserved
+        page_size = len(get.tokens) // (4 * len(self.pages))
+        self.ids = request.ids[: (len(base) + len(self.pages)) * page_size].copy()
+        self.num_arrived = 0
+        self.is_taken = False  # the cache has what had arrived: the rest is of no use

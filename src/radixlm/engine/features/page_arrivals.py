@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from radixlm.engine.features.arrival_groups import ArrivalGroup, PagePort
+from radixlm.engine.features.arrival_groups import ArrivalGroup, ArrivalJob, PagePort
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
 from radixlm.engine.features.page_puts import WritePolicy, WriteThrough
 from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
@@ -31,17 +31,8 @@ from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Int32Array
-from radixlm.tiers.base import (
-    Arrived,
-    Cancel,
-    Done,
-    Found,
-    Get,
-    Lookup,
-    Put,
-    Report,
-    Used,
-)
+from radixlm.tiers.base import Arrived, Cancel, Done, Found, Get, Lookup, Put, Report, Used
+from radixlm.wire.transfer import Hint
 
 log = logging.getLogger(__name__)
 
@@ -50,28 +41,6 @@ MAX_SEEDS: Final = 4096
 MAX_SETTLE_S: Final = 30.0
 PRELOAD_POLL_S: Final = 0.002
 _AT_ONCE: Final = WriteThrough()  # of requests whose pages another engine waits for
-
-
-class _Job:
-    """A Get and what is reserved for it: ``pages`` behind ``base``, the prefix that ``handle``
-    locks, and ``row`` of the second space. ``ids``: the tokens of all of these pages."""
-
-    def __init__(
-        self,
-        group: ArrivalGroup,
-        request: Request,
-        get: Get,
-        base: Int32Array,
-        handle: Handle,
-        reserved: tuple[Int32Array, Int32Array],
-    ) -> None:
-        self.group, self.get = group, get
-        self.rid, self.namespace = request.rid, request.namespace
-        self.base, self.handle, (self.pages, self.row) = base, handle, reserved
-        page_size = len(get.tokens) // (4 * len(self.pages))
-        self.ids = request.ids[: (len(base) + len(self.pages)) * page_size].copy()
-        self.num_arrived = 0
-        self.is_taken = False  # the cache has what had arrived: the rest is of no use
 
 
 class _State:
@@ -83,7 +52,7 @@ class _State:
         self.request, self.group, self.start_s = request, group, now_s
         self.namespace, self.keys = request.namespace, list[bytes]()
         self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
-        self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
+        self.num_put = self.num_seen = -1  # pages kept, and inserted; -1: none yet
         self.lookups: dict[int, tuple[ArrivalGroup, int]] = {}  # with the pages cached there
         self.found: Found | None = None
         self.num_found = 0  # pages of its prompt that were cached or came
@@ -116,7 +85,7 @@ class PageArrivals(Feature):
         one before is forgotten."""
         self._kv, self._size = kv_manager, kv_manager.page_size
         self._states: dict[str, _State] = {}
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, ArrivalJob] = {}
         self._lookups: dict[int, str] = {}
         self._fetching: dict[bytes, int] = {}
         self._groups = [
@@ -274,6 +243,8 @@ class PageArrivals(Feature):
         state.group = groups[there.index(state.cached)]
         state.num_found = state.cached
         self._claim(state)
+        if hint is not None and self.options.is_prefill and state.num_put < 0:
+            self._hand_over(state, hint)
         if (num_pages - state.cached) * self._size < max(self.options.min_tokens, self._size):
             return
         state.phase = "lookup"
@@ -386,7 +357,7 @@ class PageArrivals(Feature):
             state.keys[first - 1] if first else NO_KEY,
             ids[first * self._size :].tobytes(),
         )
-        self._jobs[state.job] = _Job(state.group, request, get, base, handle, reserved)
+        self._jobs[state.job] = ArrivalJob(state.group, request, get, base, handle, reserved)
         self._fetching.update(dict.fromkeys(keys, state.job))
         request.group = state.group.number
         state.group.port.send(get)
@@ -441,7 +412,7 @@ class PageArrivals(Feature):
             self._note_arrived(state.request, done.num_pages, tiers)
             state.num_found = state.cached + done.num_pages
 
-    def _take(self, job: _Job, count: int) -> None:
+    def _take(self, job: ArrivalJob, count: int) -> None:
         """Hand the first ``count`` pages of a job to the prefix cache."""
         job.is_taken, kv = True, job.group.kv
         if not count:
@@ -477,7 +448,9 @@ class PageArrivals(Feature):
         self._extend(state, end)
         cached = min(request.num_cached // self._size, end)
         if state.num_put < 0:  # a peer may lack even what was cached here
-            state.num_put, state.num_seen = 0 if request.wire.hint else cached, cached
+            state.num_put = 0 if request.wire.hint else cached
+        if state.num_seen < 0:
+            state.num_seen = cached
         if not request.num_output:
             self.rules.computed((end - state.num_seen) * self._size, request.started_s)
         state.num_seen = end
@@ -488,7 +461,23 @@ class PageArrivals(Feature):
         state.num_put = end
         pages, row, hint = result.pages[:end], result.window_pages, request.wire.hint
         put = group.puts.make(state.keys, request.ids, first, pages, row, hint)
-        handle = group.kv.reservations.pin(result.handle)
+        self._keep(state, group, put, result.handle, first)
+
+    def _hand_over(self, state: _State, hint: Hint) -> None:
+        """Keep for a peer what is cached already: of a prompt that is cached whole, nothing will be
+        inserted."""
+        request, group, end = state.request, state.group, state.cached
+        cached = group.kv.prefix_cache.match(request.ids[: end * self._size], request.namespace)
+        if len(cached.pages):
+            pages, row = cached.pages, cached.window_pages
+            put = group.puts.make(state.keys, request.ids, 0, pages, row, hint)
+            self._keep(state, group, put, cached.handle, 0)
+            state.num_put = len(pages)
+
+    def _keep(
+        self, state: _State, group: ArrivalGroup, put: Put, handle: Handle, first: int
+    ) -> None:
+        handle = group.kv.reservations.pin(handle)
         if self.options.puts_late:
             state.late.append((group, put, handle, first))
         else:

@@ -86,6 +86,9 @@ class MetricsObserver(Observer):
         )
         self._metrics.ended(end, series)
 
+    def orphaned(self, count: int) -> None:
+        self._metrics.plain.aborted(count)
+
     def adapter_loaded(self, seconds: float) -> None:
         if self._is_first:
             self._metrics.adapter_loaded(seconds)
