@@ -244,13 +244,13 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
     }
     assert describe_draft(raw) == describe_draft(own)
     assert describe_draft({**raw, "norm_before_residual": True}).residual_is_normed
-    with pytest.raises(CheckpointError, match=r"speculators_model_type.*dflash.*'eagle3' or 'mtp'"):
-        describe_draft({**raw, "speculators_model_type": "dflash"})
+    with pytest.raises(CheckpointError, match=r"speculators_model_type.*xpress.*'eagle3', 'mtp'"):
+        describe_draft({**raw, "speculators_model_type": "xpress"})
     with pytest.raises(CheckpointError, match=r"transformer_layer_config.*'llama'; known: qwen3,"):
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize("architecture", ["MedusaModel", "PEagleDraftModel"])
+@pytest.mark.parametrize("architecture", ["MedusaModel", "MLPSpeculatorPreTrainedModel"])
 def test_other_drafters_are_refused(architecture: str) -> None:
     with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
         describe_draft({**SHAPE, "architectures": [architecture]})
@@ -275,6 +275,28 @@ def test_blocks_of_masks() -> None:
     block = describe_draft({**spark, "markov_head_type": "RNN"}).block
     assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
     assert block.num_drafts == 7
+
+
+def test_blocks_of_speculators() -> None:
+    """Their config lists the layers that the outputs lead to; the vocabulary may be smaller."""
+    raw = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {**SHAPE, "model_type": "qwen3"},
+        "aux_hidden_state_layer_ids": [1, 4],
+        "block_size": 6,
+        "mask_token_id": 9,
+        "draft_vocab_size": 40,
+    }
+    found = describe_draft(raw)
+    assert (found.block, found.tap_layers) == (MaskedBlock(6, 9), (0, 3))
+    assert (found.decoder.vocab, found.target_vocab, found.has_vocab_map) == (40, 128, True)
+    kinds = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 7}
+    kinds |= {"sliding_window_non_causal": True, "markov_rank": 8}
+    spark = describe_draft({**raw, "speculators_model_type": "dspark", **kinds})
+    assert spark.block == MaskedBlock(6, 9, True, markov="vanilla", markov_rank=8)
+    assert spark.decoder.blocks[0].mixer.window == 7
+    assert spark.decoder.blocks[0].mixer.extras is None
+    assert not describe_draft({**raw, "sample_from_anchor": False}).block.tells_next
 
 
 @pytest.mark.parametrize(

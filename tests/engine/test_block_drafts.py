@@ -28,6 +28,8 @@ HEADS: dict[str, dict[str, Any]] = {
         f"DSPARK {kind}": MARKOV | {"markov_head_type": kind}
         for kind in ("vanilla", "gated", "rnn")
     },
+    "DFLASH of fewer tokens": {"draft_vocab_size": 40, "sliding_window_non_causal": True},
+    "DSPARK of fewer tokens": MARKOV | {"markov_head_type": "gated", "draft_vocab_size": 40},
 }
 # of a row: the position of its last known token, that token, drafts
 Proposal = tuple[int, int, list[int]]

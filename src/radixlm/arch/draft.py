@@ -81,6 +81,9 @@ class Draft(Record):
     # its head reads only the tokens of the best of so many clusters: how many there are, how many
     # are read. Roles draft.{centroids token_ordering table}
     clusters: tuple[int, int] = (0, 0)
+    # all drafts are made in one step: this token stands in place of those before the last (P-EAGLE).
+    # Role draft.mask_hidden: what it has for hidden states of the target
+    mask: int | None = None
     # drafts all tokens in one step. Roles draft.markov.{table out gate joint}
     block: MaskedBlock | None = None
 

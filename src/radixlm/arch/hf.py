@@ -35,7 +35,13 @@ from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
 
-_SPECULATORS = {"eagle3": "Eagle3Speculator", "mtp": "MtpSpeculator"}  # by their kind
+_SPECULATORS = {  # by their kind
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+    "eagle3": "Eagle3Speculator",
+    "mtp": "MtpSpeculator",
+    "peagle": "PEagleSpeculator",
+}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
 # Keys of a multimodal checkpoint that its text model takes over unless it has them itself ...
@@ -168,7 +174,7 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     if kind not in _SPECULATORS:
         raise CheckpointError(
             f"{source}: 'speculators_model_type' = {kind!r} is not supported (must be "
-            f"{' or '.join(map(repr, _SPECULATORS))})"
+            f"one of {', '.join(map(repr, _SPECULATORS))})"
         )
     layer = raw.get("transformer_layer_config")
     if not isinstance(layer, dict):

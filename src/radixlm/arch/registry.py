@@ -274,10 +274,15 @@ DRAFTS: dict[str, str] = {
     "EagleLlama4ForCausalLM": "eagle:llama4_eagle",
     "EagleLlamaForCausalLM": "eagle:llama_eagle",
     "EagleMistralForCausalLM": "eagle:mistral_eagle",
+    "PEagleDraftModel": "eagle:peagle",
+    "PEagleSpeculator": "eagle:peagle",
+    "PeagleLlamaForCausalLM": "eagle:peagle",
     "EagleMistralLarge3ForCausalLM": "eagle:mistral_large3_eagle",
     "DFlashDraftModel": "dflash:dflash",
     "DFlashLagunaForCausalLM": "dflash:laguna_dflash",
+    "DFlashSpeculator": "dflash:dflash",
     "DSparkDraftModel": "dflash:dspark",
+    "DSparkSpeculator": "dflash:dspark",
     "Qwen3DSparkModel": "dflash:dspark",
     "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
     "HYV3ForCausalLMNextN": "drafts:bailing",
@@ -308,8 +313,7 @@ EAGLE3_HEADS: dict[str, str] = {
 }
 # Drafters that are known and not built.
 OTHER_DRAFTS = (
-    *("DeepseekV4ForCausalLMDSpark", "MedusaModel", "PEagleDraftModel", "PeagleLlamaForCausalLM"),
-    "MLPSpeculatorPreTrainedModel",
+    *("DeepseekV4ForCausalLMDSpark", "MedusaModel", "MLPSpeculatorPreTrainedModel"),
 )
 # Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
 MTP_LAYERS: dict[str, str] = {

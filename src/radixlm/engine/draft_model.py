@@ -134,6 +134,8 @@ def load_draft(
     branches, modules = config.speculate.speculative_eagle_topk or 1, 1 + len(own)
     reason = why_chains(config, info.decoder, modules)
     block = None
+    if net.mask is not None:
+        reason = reason or "the draft makes all tokens in one step"
     if isinstance(net, ReadingDraft):
         reason = reason or "the draft has no keys and values of its own"
     elif isinstance(net, BlockDraft):
@@ -227,6 +229,9 @@ def _load_standalone(
             "text"
         )
     check_vocabulary(config, info, folder, decoder)
+    mask = c.get("pard_token")  # of a model that makes all drafts in one step
+    if mask is not None and not (isinstance(mask, int) and 0 <= mask < decoder.vocab):
+        raise c.error("pard_token", f"= {mask!r} must be a token below {decoder.vocab}")
     compute, weight = _dtypes(config, device, folder)
     model = build_model(
         decoder, device, compute, kernels, weight_dtype=weight, merge_windows=True,
@@ -239,7 +244,7 @@ def _load_standalone(
 
     with noting_contents(model):
         num_bytes = fill(None)
-    return StandaloneDraft(model), num_bytes, fill
+    return StandaloneDraft(model, mask), num_bytes, fill
 
 
 def _load_head(
@@ -319,7 +324,7 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight")
+    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "verifier_norm.weight")
     return is_part or name.startswith("confidence_head.") or name.endswith(ends)
 
 
@@ -375,8 +380,6 @@ def algorithm_of(spec: Draft | None) -> str:
 def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     """A draft with the modules and the table, a head of EAGLE-3 with the parts that its files have:
     configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
-    if spec.block is not None:
-        return spec
     if spec.is_projected:
         num = _num_modules(spec, present)
         table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
@@ -390,7 +393,18 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     has_head = any(name.endswith("lm_head.weight") for name in present)
     if spec.has_vocab_map and not has_head:
         raise ConfigError(f"{FLAG} {folder}: a smaller vocabulary needs a tensor 'lm_head.weight'")
-    return replace(spec, has_vocab_map="d2t" in present and has_head, owns_head=has_head)
+    if spec.block is not None:
+        return spec
+    if spec.mask is not None and "mask_hidden" not in present:
+        raise ConfigError(
+            f"{FLAG} {folder}: has no tensor 'mask_hidden', which it reads in place of hidden states "
+            "of the tokens that it drafts at once; a checkpoint with it works"
+        )
+    has_table = any(name.endswith("embed_tokens.weight") for name in present)
+    return replace(
+        spec, has_vocab_map="d2t" in present and has_head, owns_head=has_head,
+        owns_table=spec.owns_table and has_table,
+    )  # fmt: skip
 
 
 def _num_modules(spec: Draft, present: frozenset[str]) -> int:
@@ -413,9 +427,10 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
         ),
     ]
     has_bias = spec.block is not None and bool(spec.block.markov)  # for the target's logits
-    if has_bias or (spec.owns_head and not spec.has_vocab_map):
+    if (has_bias or spec.owns_head) and not spec.has_vocab_map:
         sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
-    if spec.target_vocab and abs(spec.target_vocab - target.vocab) > MAX_PADDED * target.vocab:
+    padded = 0 if has_bias else MAX_PADDED * target.vocab
+    if spec.target_vocab and abs(spec.target_vocab - target.vocab) > padded:
         sizes.append(("a vocabulary of {} tokens", spec.target_vocab, target.vocab))
     for what, own, others in sizes:
         if own != others:
@@ -423,9 +438,10 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
                 f"{FLAG} {folder}: made for a model with {what.format(own)}, {architecture} has "
                 f"{others}; a head that was made for this model works"
             )
-    if spec.block is not None and spec.block.mask >= target.vocab:
+    mask = spec.mask if spec.block is None else spec.block.mask
+    if mask is not None and not spec.owns_table and mask >= target.vocab:
         raise ConfigError(
-            f"{FLAG} {folder}: its mask is token {spec.block.mask}, {architecture} has "
+            f"{FLAG} {folder}: its mask is token {mask}, {architecture} has "
             f"{target.vocab} tokens; a head that was made for this model works"
         )
     if spec.reads_target and -1 in read_layers(spec, target.blocks):

@@ -41,6 +41,7 @@ from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
+from radixlm.executor.parallel_drafter import ParallelDrafter
 from radixlm.executor.reading_drafter import ReadingDrafter
 from radixlm.executor.routed import RoutedExperts
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
@@ -201,7 +202,8 @@ def _drafter(
     if isinstance(draft.net, BlockDraft):
         assert shape is not None
         return BlockDrafter(draft.net, draft.attn, tables, size, num_ids, shape, groups=groups)
-    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups, shape)
+    kind = ModelDrafter if draft.net.mask is None else ParallelDrafter
+    return kind(draft.net, draft.attn, tables, size, num_ids, draft.later, groups, shape)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
