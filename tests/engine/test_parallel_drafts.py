@@ -1,10 +1,9 @@
-"""Drafts that are made in one step: P-EAGLE heads draft what plain torch code drafts behind the same
-tokens, PARD models what their class gives for masks, and neither changes a token."""
+"""Drafts that are made in one step: P-EAGLE heads draft what plain torch code drafts behind the
+same tokens, PARD models what their class gives for masks, and neither changes a token."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.executor.parallel_drafter import ParallelDrafter
+from tests.engine.drafted_engine import Proposal, note_proposals
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, reference_model
 from tests.models.reference_math import Weights, checkpoint
@@ -29,24 +29,11 @@ PEAGLE: dict[str, Any] = {
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPS)},
     "mask_token_id": MASK,
 }
-# of a row: the position of its last known token, that token, drafts
-Proposal = tuple[int, int, list[int]]
 
 
 @pytest.fixture
-def proposals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proposal]]:
-    seen: list[Proposal] = []
-    propose = ParallelDrafter.propose
-
-    def noted(self: ParallelDrafter, tail: Any, lens_R: Any) -> Any:
-        made = propose(self, tail, lens_R)
-        rows = zip(tail.positions_R.tolist(), tail.next_tokens_R.tolist(), lens_R.tolist(),
-                   made.tokens_RK.tolist(), strict=True)  # fmt: skip
-        seen.extend((at, token, drafted[:n]) for at, token, n, drafted in rows if n)
-        return made
-
-    monkeypatch.setattr(ParallelDrafter, "propose", noted)
-    yield seen
+def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+    return note_proposals(monkeypatch, ParallelDrafter)
 
 
 def make_head(folder: Path, **changes: Any) -> Weights:

@@ -139,7 +139,7 @@ def latent_heads(w: dict[str, Tensor], x: Tensor) -> Tensor:
 def eagle3_reference(
     w: dict[str, Tensor], embeds: Tensor, taps: Tensor, normed_residual: bool, blanks: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(logits, hidden state before the last norm) of all places; ``blanks``: see ``plain_heads``."""
+    """(logits, hidden state before the last norm) of all places; ``blanks`` as of plain_heads."""
     w = {name.removeprefix("midlayer."): t for name, t in w.items()}
     h = taps @ w["fc.weight"].T
     normed = rms(h, w["hidden_norm.weight"])

@@ -132,7 +132,7 @@ def context_len(c: Config) -> int:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
-    raw = _of_speculators(flattened(raw), source)
+    raw = _of_medusa(_of_speculators(flattened(raw), source))
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
@@ -182,6 +182,16 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     model_type = layer.get("model_type") or "llama"
     kept = {key: value for key, value in raw.items() if key != "model_type"}
     return {**layer, **kept, "architectures": [_SPECULATORS[kind]], "model_type": model_type}
+
+
+def _of_medusa(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config of Medusa heads by themselves with all keys: their authors' has no sizes."""
+    listed = raw.get("architectures") or ["MedusaModel"]
+    if "MedusaModel" not in listed or not {"medusa_num_heads", "num_heads"} & set(raw):
+        return raw
+    ones = ("hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers")
+    own = {"architectures": ["MedusaModel"], "model_type": "medusa"}
+    return {**dict.fromkeys(ones, 1), **raw, **own}
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

@@ -170,8 +170,8 @@ class ModelDrafter:
         return output
 
     def _take(self, slots_R: Int64Array | None) -> tuple[Known, Tensor | None] | None:
-        """The tokens of ``slots_R`` (None: of all) that wait, with hidden states of the target, [E, N];
-        None of none. They count as written."""
+        """The tokens of ``slots_R`` (None: of all) that wait, with hidden states of the target,
+        [E, N]; None of none. They count as written."""
         entries = self._entries.take(slots_R)
         if (blank_B := self._entries.blanks()) is not None:
             self._blank(blank_B)

@@ -1,8 +1,8 @@
 """ParallelDrafter: a draft that makes all its tokens in one step (P-EAGLE, PARD), as the device's
 drafter. Behind the last known token stand masks, whose entries later tokens overwrite.
 
-Legend: S sequences, R rows (requests), T packed tokens, K drafted tokens, N channels of the target's
-hidden states, D of the draft's, V vocabulary.
+Legend: S sequences, R rows (requests), E known tokens, T these and masks, K drafted tokens, N
+channels of the target's hidden states, D of the draft's, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixlm.base.record import replace
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import Int64Array, ranges
 from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.executor.model_drafter import Known, ModelDrafter
+from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.step.plan import Int32Array
 
 
@@ -46,8 +46,8 @@ class ParallelDrafter(ModelDrafter):
         return DeviceProposals(tokens_RK, survival_RK)
 
     def _logits(self, slots_R: Int64Array, lens_R: Int32Array) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The logits of each depth, of the first rows whose drafts are as long, [R, V]; the position
-        of the first draft of each row. The longest drafts come first."""
+        """The logits of each depth, of the first rows, whose drafts are as long, [R, V]; the
+        position of the first draft of each row. The longest drafts come first."""
         taken = self._take(slots_R)
         assert taken is not None, "each row has a new token"
         known, hidden_EN = taken
