@@ -338,9 +338,9 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "verifier_norm.weight")
-    ends += ("lm_heads.0.weight",)
-    return is_part or name.startswith("confidence_head.") or name.endswith(ends)
+    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "lm_heads.0.weight")
+    is_unused = name.startswith("confidence_head.") or name == "verifier_norm.weight"
+    return is_part or is_unused or name.endswith(ends)
 
 
 def _renew_head(

@@ -70,4 +70,4 @@ class ParallelDrafter(ModelDrafter):
         rows = np.concatenate([last_R[:num] + depth for depth, num in enumerate(nums)])
         fed = replace(known, counts_S=counts_S, tokens_E=tokens_T)
         output = self._forward(0, fed, hidden_TD, rows)
-        return output.logits_RV.split(nums), self._put(self._entries.done[slots_R])
+        return torch.split(output.logits_RV, nums), self._put(self._entries.done[slots_R])

@@ -133,7 +133,8 @@ def _eagle3_names(decoder: Decoder, num_taps: int) -> dict[str, Any]:
     """The first block is called ``midlayer`` or ``layers.0``."""
     layers, mid = (moved(decoder, at) for at in ("layers.{i}.", "midlayer."))
     either: dict[str, Any] = {role: AnyOf(mid[role], layers[role]) for role in layers}
-    own = {"norm": "norm", "head": "lm_head", "draft.taps": "fc", "draft.vocab": "d2t"}
+    own: dict[str, Any] = {"norm": "norm", "head": "lm_head"}
+    own |= {"draft.taps": "fc", "draft.vocab": "d2t"}
     own |= {"embed": AnyOf("embed_tokens", "model.embed_tokens")}
     first = {
         "norm1": "post_attention_layernorm",
