@@ -250,7 +250,9 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize("architecture", ["MedusaModel", "MLPSpeculatorPreTrainedModel"])
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV4ForCausalLMDSpark", "MLPSpeculatorPreTrainedModel"]
+)
 def test_other_drafters_are_refused(architecture: str) -> None:
     with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
         describe_draft({**SHAPE, "architectures": [architecture]})
@@ -275,6 +277,27 @@ def test_blocks_of_masks() -> None:
     block = describe_draft({**spark, "markov_head_type": "RNN"}).block
     assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
     assert block.num_drafts == 7
+
+
+def test_heads_of_one_token_each() -> None:
+    """Their authors' config has neither architecture nor sizes."""
+    found = describe_draft({"medusa_num_heads": 3, "medusa_num_layers": 2})
+    assert (found.modules, found.layers.count, found.decoder.blocks) == (3, 2, ())
+    named = {"architectures": ["MedusaModel"], "hidden_size": 8, "vocab_size": 9, "num_heads": 4}
+    found = describe_draft(named)
+    assert (found.modules, found.decoder.dim, found.decoder.vocab) == (4, 8, 9)
+    with pytest.raises(CheckpointError, match=r"truncated_vocab_size.*token_map"):
+        describe_draft({**named, "truncated_vocab_size": 5})
+
+
+def test_masks_stand_for_drafts() -> None:
+    raw = _config("LlamaForCausalLMEagle3") | {"architectures": ["PEagleSpeculator"]}
+    assert describe_draft({**raw, "mask_token_id": 7}).mask == 7
+    with pytest.raises(CheckpointError, match="mask_token_id' is missing"):
+        describe_draft(raw)
+    chain = _config("LlamaForCausalLMEagle3")
+    assert describe_draft({**chain, "mask_token_id": 7}).mask is None
+    assert describe_draft({**chain, "ptd_token_id": 7}).mask == 7
 
 
 def test_blocks_of_speculators() -> None:

@@ -186,8 +186,10 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _of_medusa(raw: dict[str, Any]) -> dict[str, Any]:
     """A config of Medusa heads by themselves with all keys: their authors' has no sizes."""
-    listed = raw.get("architectures") or ["MedusaModel"]
-    if "MedusaModel" not in listed or not {"medusa_num_heads", "num_heads"} & set(raw):
+    is_named = (
+        "MedusaModel" in (raw.get("architectures") or ()) or raw.get("model_type") == "medusa"
+    )
+    if not is_named and (raw.get("architectures") or "medusa_num_heads" not in raw):
         return raw
     ones = ("hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers")
     own = {"architectures": ["MedusaModel"], "model_type": "medusa"}

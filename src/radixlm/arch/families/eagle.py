@@ -71,10 +71,10 @@ def llama_eagle3(c: Config) -> Draft:
 
 def peagle(c: Config) -> Draft:
     """An EAGLE-3 head that makes all drafts in one step (P-EAGLE)."""
-    head = llama_eagle3(c)
-    if head.mask is None:
+    mask = c.get("mask_token_id", _mask(c))
+    if mask is None:
         raise c.error("mask_token_id", "is missing")
-    return head
+    return llama_eagle3(c.replace(ptd_token_id=mask))
 
 
 def deepseek_eagle3(c: Config) -> Draft:
@@ -122,8 +122,7 @@ def _eagle3(c: Config, decoder: Decoder) -> Draft:
 
 def _mask(c: Config) -> int | None:
     """The token that stands for drafts where all are made in one step, or None."""
-    keys = ("mask_token_id", "pard_token", "ptd_token_id")
-    mask = next((value for key in keys if (value := c.get(key)) is not None), None)
+    mask = c.get("ptd_token_id", c.get("pard_token"))
     if mask is not None and not (isinstance(mask, int) and 0 <= mask < c.vocab_size):
         raise c.error("mask_token_id", f"= {mask!r} must be a token below {c.vocab_size}")
     return mask
