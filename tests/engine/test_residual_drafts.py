@@ -95,13 +95,17 @@ def plain() -> list[list[int]]:
     return generate(PROMPTS, **asked)
 
 
-@pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("layout", ["authors", "vllm", "shared"])
 def test_heads_draft_what_plain_code_drafts(
-    layout: str, plain: list[list[int]], tmp_path: Path, proposals: list[Proposal]
+    layout: str,
+    plain: list[list[int]],
+    tmp_path: Path,
+    proposals: list[Proposal],
+    rounds: list[tuple[int, int]],  # noqa: F811
 ) -> None:
     w = make_heads(tmp_path, layout)
     assert generate(PROMPTS, **options(tmp_path)) == plain
+    assert max(drafted for drafted, _ in rounds) == HEADS
     model, texts = reference_model(cached_tiny(TARGET)), []
     for text in (prompt + answer for prompt, answer in zip(PROMPTS, plain, strict=True)):
         with torch.inference_mode():
