@@ -244,13 +244,15 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
     }
     assert describe_draft(raw) == describe_draft(own)
     assert describe_draft({**raw, "norm_before_residual": True}).residual_is_normed
-    with pytest.raises(CheckpointError, match=r"speculators_model_type.*dflash.*'eagle3' or 'mtp'"):
-        describe_draft({**raw, "speculators_model_type": "dflash"})
+    with pytest.raises(CheckpointError, match=r"speculators_model_type.*xpress.*'eagle3', 'mtp'"):
+        describe_draft({**raw, "speculators_model_type": "xpress"})
     with pytest.raises(CheckpointError, match=r"transformer_layer_config.*'llama'; known: qwen3,"):
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize("architecture", ["MedusaModel", "PEagleDraftModel"])
+@pytest.mark.parametrize(
+    "architecture", ["DeepseekV4ForCausalLMDSpark", "MLPSpeculatorPreTrainedModel"]
+)
 def test_other_drafters_are_refused(architecture: str) -> None:
     with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
         describe_draft({**SHAPE, "architectures": [architecture]})
@@ -275,6 +277,49 @@ def test_blocks_of_masks() -> None:
     block = describe_draft({**spark, "markov_head_type": "RNN"}).block
     assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
     assert block.num_drafts == 7
+
+
+def test_heads_of_one_token_each() -> None:
+    """Their authors' config has neither architecture nor sizes."""
+    found = describe_draft({"medusa_num_heads": 3, "medusa_num_layers": 2})
+    assert (found.modules, found.layers.count, found.decoder.blocks) == (3, 2, ())
+    named = {"architectures": ["MedusaModel"], "hidden_size": 8, "vocab_size": 9, "num_heads": 4}
+    found = describe_draft(named)
+    assert (found.modules, found.decoder.dim, found.decoder.vocab) == (4, 8, 9)
+    with pytest.raises(CheckpointError, match=r"truncated_vocab_size.*token_map"):
+        describe_draft({**named, "truncated_vocab_size": 5})
+
+
+def test_masks_stand_for_drafts() -> None:
+    raw = _config("LlamaForCausalLMEagle3") | {"architectures": ["PEagleSpeculator"]}
+    assert describe_draft({**raw, "mask_token_id": 7}).mask == 7
+    with pytest.raises(CheckpointError, match="mask_token_id' is missing"):
+        describe_draft(raw)
+    chain = _config("LlamaForCausalLMEagle3")
+    assert describe_draft({**chain, "mask_token_id": 7}).mask is None
+    assert describe_draft({**chain, "ptd_token_id": 7}).mask == 7
+
+
+def test_blocks_of_speculators() -> None:
+    """Their config lists the layers that the outputs lead to; the vocabulary may be smaller."""
+    raw = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {**SHAPE, "model_type": "qwen3"},
+        "aux_hidden_state_layer_ids": [1, 4],
+        "block_size": 6,
+        "mask_token_id": 9,
+        "draft_vocab_size": 40,
+    }
+    found = describe_draft(raw)
+    assert (found.block, found.tap_layers) == (MaskedBlock(6, 9), (0, 3))
+    assert (found.decoder.vocab, found.target_vocab, found.has_vocab_map) == (40, 128, True)
+    kinds = {"layer_types": ["sliding_attention"] * 4, "sliding_window": 7}
+    kinds |= {"sliding_window_non_causal": True, "markov_rank": 8}
+    spark = describe_draft({**raw, "speculators_model_type": "dspark", **kinds})
+    assert spark.block == MaskedBlock(6, 9, True, markov="vanilla", markov_rank=8)
+    assert spark.decoder.blocks[0].mixer.window == 7
+    assert spark.decoder.blocks[0].mixer.extras is None
+    assert not describe_draft({**raw, "sample_from_anchor": False}).block.tells_next
 
 
 @pytest.mark.parametrize(

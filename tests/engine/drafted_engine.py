@@ -67,3 +67,23 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.2, "sampling_seed": 8, "stop_token_ids": list(range(40, 80))},
     {"temperature": 1.0, "sampling_seed": 9, "stop": ["e"], "no_stop_trim": True},
 ]
+
+
+# of a row: the position of its last known token, that token, drafts
+Proposal = tuple[int, int, list[int]]
+
+
+def note_proposals(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[Proposal]:
+    """A list that fills with what drafters of this class propose."""
+    seen: list[Proposal] = []
+    propose = kind.propose
+
+    def noted(self: Any, tail: Any, lens_R: Any) -> Any:
+        made = propose(self, tail, lens_R)
+        rows = zip(tail.positions_R.tolist(), tail.next_tokens_R.tolist(), lens_R.tolist(),
+                   made.tokens_RK.tolist(), strict=True)  # fmt: skip
+        seen.extend((at, token, drafted[:n]) for at, token, n, drafted in rows if n)
+        return made
+
+    monkeypatch.setattr(kind, "propose", noted)
+    return seen

@@ -3,7 +3,6 @@ tokens, whatever drafts were refused before, and change no token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from radixlm.base.errors import ConfigError
 from radixlm.executor.block_drafter import BlockDrafter
+from tests.engine.drafted_engine import Proposal, note_proposals
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.block_drafts import SIZE, TAPS, drafts, make_head
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model
@@ -28,25 +28,14 @@ HEADS: dict[str, dict[str, Any]] = {
         f"DSPARK {kind}": MARKOV | {"markov_head_type": kind}
         for kind in ("vanilla", "gated", "rnn")
     },
+    "DFLASH of fewer tokens": {"draft_vocab_size": 40, "sliding_window_non_causal": True},
+    "DSPARK of fewer tokens": MARKOV | {"markov_head_type": "gated", "draft_vocab_size": 40},
 }
-# of a row: the position of its last known token, that token, drafts
-Proposal = tuple[int, int, list[int]]
 
 
 @pytest.fixture
-def proposals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proposal]]:
-    seen: list[Proposal] = []
-    propose = BlockDrafter.propose
-
-    def noted(self: BlockDrafter, tail: Any, lens_R: Any) -> Any:
-        made = propose(self, tail, lens_R)
-        rows = zip(tail.positions_R.tolist(), tail.next_tokens_R.tolist(), lens_R.tolist(),
-                   made.tokens_RK.tolist(), strict=True)  # fmt: skip
-        seen.extend((at, token, drafted[:n]) for at, token, n, drafted in rows if n)
-        return made
-
-    monkeypatch.setattr(BlockDrafter, "propose", noted)
-    yield seen
+def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+    return note_proposals(monkeypatch, BlockDrafter)
 
 
 def drafting(name: str, folder: Path) -> dict[str, Any]:

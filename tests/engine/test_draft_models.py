@@ -18,15 +18,8 @@ from radixlm.arch.hf import describe, describe_draft
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.draft_model import (
-    algorithm_of,
-    check_fit,
-    check_vocabulary,
-    completed,
-    find_draft,
-    head_in,
-    kept_ids,
-)
+from radixlm.engine.draft_fit import algorithm_of, check_fit, check_vocabulary, completed
+from radixlm.engine.draft_model import find_draft, head_in, kept_ids
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.speculative.lengths import DraftLength

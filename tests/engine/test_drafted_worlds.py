@@ -23,6 +23,8 @@ from radixlm.step.plan import Int32Array
 from tests.engine.test_draft_models import DEEPSEEK, QWEN_NEXT, with_layers
 from tests.engine.test_drafted_engine import facts
 from tests.engine.test_drafted_pairs import draw
+from tests.engine.test_parallel_drafts import make_head as make_peagle
+from tests.engine.test_residual_drafts import make_heads
 from tests.fakes.block_drafts import make_head
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
 
@@ -73,6 +75,8 @@ WORLDS = (
     World("RWKV", ("NGRAM",), "RwkvForCausalLM", others=PAGES),
     World("blocks", ("DFLASH", "DSPARK"), "Qwen3ForCausalLM", others=SMALL),
     World("blocks of two groups", ("DFLASH",), "Qwen3ForCausalLM", others=GROUPS),
+    World("heads and masks", ("MEDUSA", "EAGLE3"), "Qwen3ForCausalLM", others=SMALL),
+    World("heads and masks of two groups", ("MEDUSA", "EAGLE3"), "Qwen3ForCausalLM", others=GROUPS),
 )  # fmt: skip
 CASES = [(world, drafter) for world in WORLDS for drafter in world.drafters]
 
@@ -114,6 +118,12 @@ def model_of(world: World, drafter: str, folder: Path) -> tuple[str, dict[str, A
         architecture = "DSparkDraftModel" if markov else "DFlashDraftModel"
         make_head(folder / "head", VOCAB, architectures=[architecture], **markov)
         options["speculative_draft_model_path"] = str(folder / "head")
+    if drafter in ("MEDUSA", "EAGLE3"):
+        if drafter == "MEDUSA":
+            make_heads(folder, "authors")
+        else:
+            make_peagle(folder)
+        options["speculative_draft_model_path"] = str(folder)
     if drafter != "NEXTN":
         return str(cached_tiny(world.model)), options
     architecture, old, at, names = DEEPSEEK if world.model == DEEPSEEK[0] else QWEN_NEXT

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +40,14 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
     }
     shapes = _shapes(config)
     folder.mkdir(exist_ok=True)
-    return config, checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+    weights = checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+    if config.get("draft_vocab_size"):
+        targets = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
+        weights["targets"] = targets[: config["draft_vocab_size"]]
+        offsets = weights["targets"] - torch.arange(len(weights["targets"]))
+        stored = {name: w for name, w in weights.items() if name != "targets"} | {"d2t": offsets}
+        save_file(stored, folder / "model.safetensors")
+    return config, weights
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -49,6 +57,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "norm.weight": (DIM,),
     }
     is_laguna = config["architectures"][0] == "DFlashLagunaForCausalLM"
+    if own := config.get("draft_vocab_size"):
+        shapes["lm_head.weight"] = (own, DIM)
     for i in range(LAYERS):
         at = f"layers.{i}."
         shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
@@ -63,7 +73,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if is_laguna:
         shapes |= {f"aux_hidden_norms.{i}.weight": (DIM,) for i in range(len(TAPS))}
     if config.get("markov_rank"):
-        shapes |= {f"markov_head.markov_w{n}.weight": (config["vocab_size"], RANK) for n in (1, 2)}
+        shapes["markov_head.markov_w1.weight"] = (config["vocab_size"], RANK)
+        shapes["markov_head.markov_w2.weight"] = (own or config["vocab_size"], RANK)
         shapes["confidence_head.proj.weight"] = (1, DIM + RANK)
         kind = config["markov_head_type"]
         if kind == "gated":
@@ -91,9 +102,10 @@ def drafts(
         x = x + _attended(config, w, i, h, context)
         x = x + swiglu(w, at + "mlp.", rms(x, w[at + "post_attention_layernorm.weight"]))
     x = rms(x, w["norm.weight"])
+    head, targets = w.get("lm_head.weight", head), w.get("targets", torch.arange(len(head)))
     if not config.get("markov_rank"):
-        return (x[1:] @ head.T).argmax(-1).tolist()
-    return _markov(config["markov_head_type"], w, x, last, head)
+        return targets[(x[1:] @ head.T).argmax(-1)].tolist()
+    return _markov(config["markov_head_type"], w, x, last, head, targets)
 
 
 def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context: Tensor) -> Tensor:
@@ -106,7 +118,7 @@ def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context
     ahead = torch.arange(num + SIZE) - torch.arange(num, num + SIZE)[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)
     if KINDS[layer] == "sliding_attention":
-        seen = (ahead <= 0) & (ahead > -WINDOW)
+        seen = (ahead > -WINDOW) & ((ahead <= 0) | config.get("sliding_window_non_causal", False))
     scores = torch.einsum("qhd,khd->hqk", q[num:], k) * WIDTH**-0.5
     shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     out = torch.einsum("hqk,khd->qhd", shares, v)
@@ -115,7 +127,9 @@ def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context
     return out.flatten(1) @ w[at + "o_proj.weight"].T
 
 
-def _markov(kind: str, w: Weights, x: Tensor, last: int, head: Tensor) -> list[int]:
+def _markov(
+    kind: str, w: Weights, x: Tensor, last: int, head: Tensor, targets: Tensor
+) -> list[int]:
     tokens, before, state = [], last, torch.zeros(RANK)
     for row in x:
         read = w["markov_head.markov_w1.weight"][before]
@@ -129,6 +143,7 @@ def _markov(kind: str, w: Weights, x: Tensor, last: int, head: Tensor) -> list[i
             gate, new, out = joint.chunk(3)
             state = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh()
             read = out.tanh()
-        before = int((head @ row + w["markov_head.markov_w2.weight"] @ read).argmax())
+        best = (head @ row + w["markov_head.markov_w2.weight"] @ read).argmax()
+        before = int(targets[best])
         tokens.append(before)
     return tokens

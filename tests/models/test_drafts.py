@@ -107,11 +107,13 @@ def ids_and_hidden(width: int = DIM) -> tuple[list[int], Tensor]:
     return ids, torch.randn(COUNT, width, generator=generator)
 
 
-def plain_heads(w: dict[str, Tensor], x: Tensor) -> Tensor:
+def plain_heads(w: dict[str, Tensor], x: Tensor, blanks: int = 0) -> Tensor:
+    """``blanks``: places before the first token, whose keys and values are zeros."""
     q, k, v = (
         (x @ w[f"self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, WIDTH)) for n in ("q", "k", "v")
     )
-    return attention(rotated(q), rotated(k), v, WIDTH**-0.5)
+    q, k, v = (F.pad(part, (0, 0, 0, 0, blanks, 0)) for part in (rotated(q), rotated(k), v))
+    return attention(q, k, v, WIDTH**-0.5)[blanks:]
 
 
 def latent_heads(w: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -135,14 +137,15 @@ def latent_heads(w: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def eagle3_reference(
-    w: dict[str, Tensor], embeds: Tensor, taps: Tensor, normed_residual: bool
+    w: dict[str, Tensor], embeds: Tensor, taps: Tensor, normed_residual: bool, blanks: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(logits, hidden state before the last norm) of all places."""
+    """(logits, hidden state before the last norm) of all places; ``blanks`` as of plain_heads."""
     w = {name.removeprefix("midlayer."): t for name, t in w.items()}
     h = taps @ w["fc.weight"].T
     normed = rms(h, w["hidden_norm.weight"])
     x = torch.cat((rms(embeds, w["input_layernorm.weight"]), normed), -1)
-    heads = (latent_heads if "self_attn.kv_b_proj.weight" in w else plain_heads)(w, x)
+    is_latent = "self_attn.kv_b_proj.weight" in w
+    heads = latent_heads(w, x) if is_latent else plain_heads(w, x, blanks)
     x = (normed if normed_residual else h) + heads @ w["self_attn.o_proj.weight"].T
     y = rms(x, w["post_attention_layernorm.weight"])
     inner = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)

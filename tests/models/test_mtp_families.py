@@ -18,7 +18,7 @@ from tests.models.test_drafts import BACKENDS, DIM, ids_and_hidden, kernels_of, 
 
 from radixlm.arch.draft import num_streams
 from radixlm.arch.hf import describe_draft
-from radixlm.engine.draft_model import completed
+from radixlm.engine.draft_fit import completed
 from radixlm.step.batch import HiddenNeeds
 
 STEP3P7 = "Step3p7ForConditionalGeneration"

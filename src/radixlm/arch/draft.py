@@ -38,6 +38,13 @@ class MaskedBlock(Record):
         return self.size - (not self.tells_next)
 
 
+class ResidualLayers(Record):
+    """Linear layers with SiLU around each of which the residual goes (Medusa)."""
+
+    count: int
+    bias: bool = True
+
+
 class Draft(Record):
     """One or more modules of the same shape, each with its own weights.
 
@@ -81,6 +88,11 @@ class Draft(Record):
     # its head reads only the tokens of the best of so many clusters: how many there are, how many
     # are read. Roles draft.{centroids token_ordering table}
     clusters: tuple[int, int] = (0, 0)
+    # all drafts are made in one step: this token stands for each but the last one (P-EAGLE). Role
+    # draft.mask_hidden: what it has for hidden states of the target
+    mask: int | None = None
+    # without blocks: each module reads the target's last hidden state. Roles draft.residual.0 ...
+    layers: ResidualLayers | None = None
     # drafts all tokens in one step. Roles draft.markov.{table out gate joint}
     block: MaskedBlock | None = None
 

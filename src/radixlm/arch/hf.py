@@ -35,7 +35,13 @@ from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
 
-_SPECULATORS = {"eagle3": "Eagle3Speculator", "mtp": "MtpSpeculator"}  # by their kind
+_SPECULATORS = {  # by their kind
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+    "eagle3": "Eagle3Speculator",
+    "mtp": "MtpSpeculator",
+    "peagle": "PEagleSpeculator",
+}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
 # Keys of a multimodal checkpoint that its text model takes over unless it has them itself ...
@@ -126,7 +132,7 @@ def context_len(c: Config) -> int:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
-    raw = _of_speculators(flattened(raw), source)
+    raw = _of_medusa(_of_speculators(flattened(raw), source))
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
@@ -168,7 +174,7 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     if kind not in _SPECULATORS:
         raise CheckpointError(
             f"{source}: 'speculators_model_type' = {kind!r} is not supported (must be "
-            f"{' or '.join(map(repr, _SPECULATORS))})"
+            f"one of {', '.join(map(repr, _SPECULATORS))})"
         )
     layer = raw.get("transformer_layer_config")
     if not isinstance(layer, dict):
@@ -176,6 +182,18 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     model_type = layer.get("model_type") or "llama"
     kept = {key: value for key, value in raw.items() if key != "model_type"}
     return {**layer, **kept, "architectures": [_SPECULATORS[kind]], "model_type": model_type}
+
+
+def _of_medusa(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config of Medusa heads by themselves with all keys: their authors' has no sizes."""
+    is_named = (
+        "MedusaModel" in (raw.get("architectures") or ()) or raw.get("model_type") == "medusa"
+    )
+    if not is_named and (raw.get("architectures") or "medusa_num_heads" not in raw):
+        return raw
+    ones = ("hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers")
+    own = {"architectures": ["MedusaModel"], "model_type": "medusa"}
+    return {**dict.fromkeys(ones, 1), **raw, **own}
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

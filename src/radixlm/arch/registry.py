@@ -290,14 +290,20 @@ DRAFTS: dict[str, str] = {
     "EagleLlama4ForCausalLM": "eagle:llama4_eagle",
     "EagleLlamaForCausalLM": "eagle:llama_eagle",
     "EagleMistralForCausalLM": "eagle:mistral_eagle",
+    "PEagleDraftModel": "eagle:peagle",
+    "PEagleSpeculator": "eagle:peagle",
+    "PeagleLlamaForCausalLM": "eagle:peagle",
     "EagleMistralLarge3ForCausalLM": "eagle:mistral_large3_eagle",
     "DFlashDraftModel": "dflash:dflash",
     "DFlashLagunaForCausalLM": "dflash:laguna_dflash",
+    "DFlashSpeculator": "dflash:dflash",
     "DSparkDraftModel": "dflash:dspark",
+    "DSparkSpeculator": "dflash:dspark",
     "Qwen3DSparkModel": "dflash:dspark",
     "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
     "HYV3ForCausalLMNextN": "drafts:bailing",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
+    "MedusaModel": "medusa:medusa",
     "MiMoMTP": "drafts:mimo",
     "MiMoV2MTP": "drafts:mimo_v2",
     "MiniMaxM3MTP": "drafts:minimax_m3",
@@ -323,10 +329,7 @@ EAGLE3_HEADS: dict[str, str] = {
     "Qwen3ForCausalLM": "LlamaForCausalLMEagle3",
 }
 # Drafters that are known and not built.
-OTHER_DRAFTS = (
-    *("DeepseekV4ForCausalLMDSpark", "MedusaModel", "PEagleDraftModel", "PeagleLlamaForCausalLM"),
-    "MLPSpeculatorPreTrainedModel",
-)
+OTHER_DRAFTS = ("DeepseekV4ForCausalLMDSpark", "MLPSpeculatorPreTrainedModel")
 # Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
 MTP_LAYERS: dict[str, str] = {
     "DeepseekV3ForCausalLM": "drafts:next_n",
@@ -418,7 +421,7 @@ def find(architecture: str, source: str = "config.json") -> Family:
     if architecture in OTHER_DRAFTS:
         raise UnknownArchitecture(
             f"{source}: {architecture!r} is a drafter that is not supported; EAGLE, EAGLE-3, "
-            "DFlash and DSpark heads and prediction layers are"
+            "DFlash, DSpark and Medusa heads and prediction layers are"
         )
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""

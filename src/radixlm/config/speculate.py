@@ -6,7 +6,7 @@ from typing import Annotated
 from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 BLOCK_DRAFTS = ("DFLASH", "DSPARK")
-HEADS = ("EAGLE", "EAGLE3", "NEXTN", *BLOCK_DRAFTS)
+HEADS = ("EAGLE", "EAGLE3", "NEXTN", *BLOCK_DRAFTS, "MEDUSA")
 """Algorithms whose drafts read hidden states of the model, and use its output head."""
 ALGORITHMS = (*HEADS, "STANDALONE", "NGRAM")
 BUILT = ALGORITHMS

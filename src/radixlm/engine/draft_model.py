@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from radixlm.arch.draft import Draft, at_step, join_role, tapped_layers
+from radixlm.arch.draft import Draft, tapped_layers
 from radixlm.arch.hf import describe, describe_draft, load_config
-from radixlm.arch.names import spellings
 from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.arch.registry import DRAFTS, EAGLE_HEADS
 from radixlm.arch.spec import Decoder
@@ -24,8 +22,16 @@ from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.speculate import BLOCK_DRAFTS, HEADS
+from radixlm.engine.draft_fit import (
+    FLAG,
+    algorithm_of,
+    check_fit,
+    check_map,
+    check_vocabulary,
+    completed,
+    num_modules,
+)
 from radixlm.engine.drafting import tree_shape, verifies_drafts, why_chains
-from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -35,14 +41,14 @@ from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
-from radixlm.models.reading_draft import ReadingDraft, read_layers
+from radixlm.models.reading_draft import ReadingDraft
+from radixlm.models.residual_draft import ResidualDraft
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.scheme import Scheme
 from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import HiddenNeeds
-from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
@@ -51,9 +57,6 @@ from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
-FLAG = "--speculative-draft-model-path"
-MIN_AGREEMENT = 0.99  # of the token texts of a draft model and its target
-MAX_PADDED = 0.01  # of a vocabulary, by which two of the same tokenizer may differ
 # the drafts of bundled models, by algorithm: what follows the model's name
 _BUNDLED = {"STANDALONE": "-draft", "EAGLE": "-eagle3", "EAGLE3": "-eagle3"}
 
@@ -134,6 +137,8 @@ def load_draft(
     branches, modules = config.speculate.speculative_eagle_topk or 1, 1 + len(own)
     reason = why_chains(config, info.decoder, modules)
     block = None
+    if net.mask is not None:
+        reason = reason or "the draft makes all tokens in one step"
     if isinstance(net, ReadingDraft):
         reason = reason or "the draft has no keys and values of its own"
     elif isinstance(net, BlockDraft):
@@ -191,7 +196,7 @@ def _predicts(config: ServerConfig, folder: Path) -> bool:
     spec = describe_draft(folder)
     if spec is None or _load_format(config) == "dummy":
         return spec is not None
-    return _num_modules(spec, _tensors(config, folder)) > 0
+    return num_modules(spec, _tensors(config, folder)) > 0
 
 
 def head_in(config: ServerConfig, folder: Path) -> Draft | None:
@@ -227,6 +232,9 @@ def _load_standalone(
             "text"
         )
     check_vocabulary(config, info, folder, decoder)
+    mask = c.get("pard_token")  # of a model that makes all drafts in one step
+    if mask is not None and not (isinstance(mask, int) and 0 <= mask < decoder.vocab):
+        raise c.error("pard_token", f"= {mask!r} must be a token below {decoder.vocab}")
     compute, weight = _dtypes(config, device, folder)
     model = build_model(
         decoder, device, compute, kernels, weight_dtype=weight, merge_windows=True,
@@ -239,7 +247,7 @@ def _load_standalone(
 
     with noting_contents(model):
         num_bytes = fill(None)
-    return StandaloneDraft(model), num_bytes, fill
+    return StandaloneDraft(model, mask), num_bytes, fill
 
 
 def _load_head(
@@ -259,7 +267,7 @@ def _load_head(
     spec = _describe_head(config, info, target, folder)
     compute, weight = _dtypes(config, device, folder)
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
-    kind = ReadingDraft if spec.reads_target else BlockDraft if spec.block else DraftModel
+    kind = _kind_of(spec)
     nets = [kind(spec, context, weight, number) for number in range(spec.modules)]
     is_part = folder == info.folder or len(nets) > 1
     kept = kept_ids(config, spec, target.decoder, device)
@@ -283,9 +291,17 @@ def _load_head(
         for net in nets:
             notes.enter_context(noting_contents(net))
         num_bytes = fill(source)
-    _check_map(nets[0], folder, target.decoder.vocab)
+    check_map(nets[0], folder, target.decoder.vocab)
     target.tap(nets[0].needs)
     return nets, num_bytes, fill, renew
+
+
+def _kind_of(spec: Draft) -> type[DraftModel]:
+    if spec.reads_target:
+        return ReadingDraft
+    if spec.layers is not None:
+        return ResidualDraft
+    return DraftModel if spec.block is None else BlockDraft
 
 
 def _describe_head(
@@ -298,13 +314,16 @@ def _describe_head(
         raise ConfigError(
             f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
         )
-    own = algorithm_of(spec)
-    if own != algorithm and (algorithm == "EAGLE3" or {own, algorithm} & set(BLOCK_DRAFTS)):
+    own, strict = algorithm_of(spec), {*BLOCK_DRAFTS, "MEDUSA"}
+    if own != algorithm and (algorithm == "EAGLE3" or {own, algorithm} & strict):
         raise ConfigError(
             f"--speculative-algorithm {algorithm}: {folder} holds a head of kind {own}; {own} works"
         )
     if own == "EAGLE3" != algorithm:
         log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
+    if spec.layers is not None and spec.decoder.dim == 1:  # the config tells no sizes
+        sizes = {"dim": target.decoder.dim, "vocab": target.decoder.vocab}
+        spec = replace(spec, decoder=replace(spec.decoder, **sizes))
     if _load_format(config) != "dummy":
         spec = completed(spec, folder, _tensors(config, folder))
     check_fit(spec, folder, target.decoder, info.architecture)
@@ -319,8 +338,9 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight")
-    return is_part or name.startswith("confidence_head.") or name.endswith(ends)
+    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "lm_heads.0.weight")
+    is_unused = name.startswith("confidence_head.") or name == "verifier_norm.weight"
+    return is_part or is_unused or name.endswith(ends)
 
 
 def _renew_head(
@@ -362,95 +382,6 @@ def _nothing() -> None:
     return
 
 
-def algorithm_of(spec: Draft | None) -> str:
-    """The algorithm of a head."""
-    if spec is not None and spec.block is not None:
-        return "DSPARK" if spec.block.markov else "DFLASH"
-    if spec is not None and not spec.is_projected:
-        return "EAGLE3"
-    predicts = spec is not None and (spec.embed_norm is not None or spec.reads_target)
-    return "NEXTN" if predicts else "EAGLE"
-
-
-def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
-    """A draft with the modules and the table, a head of EAGLE-3 with the parts that its files have:
-    configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
-    if spec.block is not None:
-        return spec
-    if spec.is_projected:
-        num = _num_modules(spec, present)
-        table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
-        has_table = any(name.endswith(f".{table}.weight") for name in present)
-        return replace(spec, modules=num or spec.modules, owns_table=spec.owns_table and has_table)
-    if spec.has_vocab_map and "d2t" not in present:
-        raise ConfigError(
-            f"{FLAG} {folder}: its head has {spec.decoder.vocab} tokens and no tensor 'd2t' that "
-            "says which tokens of the model they are; a checkpoint with d2t works"
-        )
-    has_head = any(name.endswith("lm_head.weight") for name in present)
-    if spec.has_vocab_map and not has_head:
-        raise ConfigError(f"{FLAG} {folder}: a smaller vocabulary needs a tensor 'lm_head.weight'")
-    return replace(spec, has_vocab_map="d2t" in present and has_head, owns_head=has_head)
-
-
-def _num_modules(spec: Draft, present: frozenset[str]) -> int:
-    """Modules whose projections are among these tensors."""
-    role = join_role(spec)
-    joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
-    stems = (f"{names[0].templates[0]}." for names in joins)
-    return sum(any(stem in name for name in present) for stem in stems)
-
-
-def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> None:
-    """ConfigError, with both numbers, where sizes of a head and its target differ."""
-    dim = spec.decoder.dim
-    sizes: list[tuple[str, int, int]] = [
-        ("hidden states of {} channels", spec.target_dim or dim, target.dim),
-        (
-            "token embeddings of {} channels",
-            spec.target_dim if spec.reads_target else dim,
-            target.embed_dim or target.dim,
-        ),
-    ]
-    has_bias = spec.block is not None and bool(spec.block.markov)  # for the target's logits
-    if has_bias or (spec.owns_head and not spec.has_vocab_map):
-        sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
-    if spec.target_vocab and abs(spec.target_vocab - target.vocab) > MAX_PADDED * target.vocab:
-        sizes.append(("a vocabulary of {} tokens", spec.target_vocab, target.vocab))
-    for what, own, others in sizes:
-        if own != others:
-            raise ConfigError(
-                f"{FLAG} {folder}: made for a model with {what.format(own)}, {architecture} has "
-                f"{others}; a head that was made for this model works"
-            )
-    if spec.block is not None and spec.block.mask >= target.vocab:
-        raise ConfigError(
-            f"{FLAG} {folder}: its mask is token {spec.block.mask}, {architecture} has "
-            f"{target.vocab} tokens; a head that was made for this model works"
-        )
-    if spec.reads_target and -1 in read_layers(spec, target.blocks):
-        raise ConfigError(
-            f"{FLAG} {folder}: reads keys and values of another shape than those of "
-            f"{architecture}; a head that was made for this model works"
-        )
-    count = len(target.blocks)
-    layers = tapped_layers(spec, count)
-    if any(not -1 <= layer < count for layer in layers):
-        raise ConfigError(
-            f"{FLAG} {folder}: reads the hidden states behind layers {list(layers)}, "
-            f"{architecture} has {count} layers; a head that was made for this model works"
-        )
-
-
-def _check_map(net: DraftModel, folder: Path, vocab: int) -> None:
-    ids_V: Any = net.target_ids_V
-    if ids_V is not None and not 0 <= int(ids_V.min()) <= int(ids_V.max()) < vocab:
-        raise ConfigError(
-            f"{FLAG} {folder}: d2t leads to tokens {int(ids_V.min())} to {int(ids_V.max())}, the "
-            f"model has {vocab}; a head that was made for this model works"
-        )
-
-
 def kept_ids(
     config: ServerConfig, spec: Draft, target: Decoder, device: torch.device
 ) -> torch.Tensor | None:
@@ -473,23 +404,6 @@ def kept_ids(
             f"{flag} {path}: token ids {span}, the model has {target.vocab}; ids below that work"
         )
     return ids.to(device)
-
-
-def check_vocabulary(config: ServerConfig, info: ModelInfo, folder: Path, draft: Decoder) -> None:
-    """ConfigError if the tokens of the draft model have other texts than the target's."""
-    try:
-        path = tokenizer_folder(config, info.folder)
-        ours, theirs = (load_tokenizer(one).backend for one in (path, folder))
-    except (CheckpointError, ConfigError) as error:
-        log.warning("the vocabulary of %s cannot be compared with the model's: %s", folder, error)
-        return
-    count = min(draft.vocab, info.decoder.vocab, *(b.get_vocab_size() for b in (ours, theirs)))
-    same = sum(ours.id_to_token(i) == theirs.id_to_token(i) for i in range(count))
-    if same < MIN_AGREEMENT * count:
-        raise ConfigError(
-            f"{FLAG} {folder}: only {same} of its first {count} tokens have the texts of the "
-            "model's; a draft model with the same tokenizer works"
-        )
 
 
 def _dtypes(

@@ -77,9 +77,8 @@ class BlockDrafter(ModelDrafter):
         for begin in range(0, len(rows_R), MAX_ROWS):
             part_R = rows_R[begin : begin + MAX_ROWS]
             index_R, slots = self._put(part_R), slots_R[part_R]
-            draw = Draw(
-                [tail.sampling.states[slot] for slot in slots.tolist()], None, self._num_ids
-            )
+            states = [tail.sampling.states[slot] for slot in slots.tolist()]
+            draw = Draw(states, self.net.target_ids_V, self._num_ids)
             drafted_RK, chance_RK = self._drafts(slots, tail.next_tokens_R[index_R], num, draw)
             tokens_RK[index_R, :num] = drafted_RK
             survival_RK[index_R, :num] = chance_RK.cumprod(1)

@@ -153,6 +153,25 @@ class ModelDrafter:
     def _write(self, slots_R: Int64Array | None) -> DraftOutput | None:
         """Write the entries of the tokens of ``slots_R`` (None: of all) that wait; what follows the
         last one of each."""
+        taken = self._take(slots_R)
+        if taken is None:
+            return None
+        known, hidden_ED = taken
+        if hidden_ED is not None:
+            hidden_ED = self.net.combine(hidden_ED)
+        rows_R = known.counts_S[:0]
+        if slots_R is not None:
+            ends_S = np.cumsum(known.counts_S)
+            rows_R = ends_S[np.searchsorted(known.slots_S, slots_R)] - 1
+        self._known = known
+        output = self._forward(0, known, hidden_ED, rows_R)
+        if slots_R is None:
+            self._finish(0, output, None)
+        return output
+
+    def _take(self, slots_R: Int64Array | None) -> tuple[Known, Tensor | None] | None:
+        """The tokens of ``slots_R`` (None: of all) that wait, with hidden states of the target,
+        [E, N]; None of none. They count as written."""
         entries = self._entries.take(slots_R)
         if (blank_B := self._entries.blanks()) is not None:
             self._blank(blank_B)
@@ -160,20 +179,9 @@ class ModelDrafter:
             return None
         first_S = np.flatnonzero(np.diff(entries.slots_E, prepend=-1))
         counts_S = np.diff(np.append(first_S, len(entries.slots_E)))
-        known = Known(
-            entries.slots_E[first_S], entries.at_E[first_S], counts_S, self._fed(entries.tokens_E)
-        )
-        hidden_ED = entries.hidden_EN
-        if hidden_ED is not None:
-            hidden_ED = self.net.combine(hidden_ED)
-        rows_R = first_S[:0]
-        if slots_R is not None:
-            rows_R = (first_S + counts_S)[np.searchsorted(known.slots_S, slots_R)] - 1
-        self._known = known
-        output = self._forward(0, known, hidden_ED, rows_R)
-        if slots_R is None:
-            self._finish(0, output, None)
-        return output
+        slots_S, starts_S = entries.slots_E[first_S], entries.at_E[first_S]
+        tokens_E = self._fed(entries.tokens_E)
+        return Known(slots_S, starts_S, counts_S, tokens_E), entries.hidden_EN
 
     def _forward(
         self, number: int, known: Known, hidden_ED: Tensor | None, rows_R: Int64Array

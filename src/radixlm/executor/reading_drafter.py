@@ -15,15 +15,15 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw
-from radixlm.executor.drafter import DeviceProposals, FitWatch, StepTail
+from radixlm.executor.drafter import DeviceProposals, StatelessDrafter, StepTail
 from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Int32Array, Items, PageCopy
+from radixlm.step.plan import Int32Array
 
 if TYPE_CHECKING:
     from radixlm.models.reading_draft import ReadingDraft
 
 
-class ReadingDrafter:
+class ReadingDrafter(StatelessDrafter):
     """``attn`` is the target's, whose KV groups have their pages in ``spaces``. ``num_ids``: target
     tokens from this id on are never proposed."""
 
@@ -36,22 +36,10 @@ class ReadingDrafter:
         page_size: int,
         num_ids: int,
     ) -> None:
+        super().__init__()
         self.net, self.hidden, self._attn = net, net.needs, attn
         self._tables, self._spaces, self._page_size = tables, spaces, page_size
-        self._num_ids, self._fit = num_ids, FitWatch()
-
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """There are no entries."""
-
-    def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """The target has stored all that is read."""
-        self._fit.count(tail)
-
-    def skip(self, items: Items) -> None:
-        """Likewise."""
-
-    def release(self, slot: int) -> None:
-        """Nothing is known of the slot's request."""
+        self._num_ids = num_ids
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
         """Draft greedily, or with the target's noise where the temperature is high."""

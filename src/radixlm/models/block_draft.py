@@ -35,9 +35,11 @@ class MarkovHead(Module):
     gate: Linear
     joint: Linear
 
-    def __init__(self, spec: MaskedBlock, vocab: int, dim: int, context: LayerContext) -> None:
-        rank, self.kind = spec.markov_rank, spec.markov
-        self.table, self.out = Embedding(vocab, rank, context), context.linear(rank, vocab)
+    def __init__(self, draft: Draft, spec: MaskedBlock, context: LayerContext) -> None:
+        rank, self.kind, dim = spec.markov_rank, spec.markov, draft.decoder.dim
+        vocab = draft.decoder.vocab
+        self.table = Embedding(draft.target_vocab or vocab, rank, context)
+        self.out = context.linear(rank, vocab)
         if self.kind == "gated":
             self.gate = context.linear(dim + rank, rank, True)
         elif self.kind == "rnn":
@@ -71,7 +73,7 @@ class BlockInputs(DraftInputs):
         super().__init__(spec, context)
         assert spec.block is not None
         if spec.block.markov:
-            self.markov = MarkovHead(spec.block, spec.decoder.vocab, spec.decoder.dim, context)
+            self.markov = MarkovHead(spec, spec.block, context)
 
 
 class _Storing:

@@ -60,6 +60,16 @@ class VocabMap(Module):
         self.targets_V = offsets_V + torch.arange(len(offsets_V), device=offsets_V.device)
 
 
+class MaskHidden(Module):
+    """What the places of masks have for hidden states of the target."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = Param((width,))
+
+    def finish(self) -> None:
+        self.row_1N = self.weight.take()[None]
+
+
 class DraftInputs(Module):
     """What comes before a draft's blocks; tensors have the roles "draft.*"."""
 
@@ -88,6 +98,8 @@ class DraftInputs(Module):
                 self.tap_norms = [
                     NormLayer(norm, (each,), kernels, device) for _ in range(spec.taps)
                 ]
+        if spec.mask is not None:
+            self.mask_hidden = MaskHidden(max(spec.taps, 1) * (spec.target_dim or dim))
         if spec.has_vocab_map:
             self.vocab = VocabMap(spec.decoder.vocab)
 
@@ -215,6 +227,16 @@ class DraftModel(DecoderModel):
         packed = self.context.kernels.pack_linear(rows_KD, None, self.context.scheme.head_fmt)
         self.packed_head, self._run_head, self._target_decoder = packed, packed.run, self.decoder
 
+    @property
+    def mask(self) -> int | None:
+        """The token that stands for drafts, where all are made in one step."""
+        return self.spec.mask
+
+    @property
+    def mask_hidden_1N(self) -> Tensor:
+        """What masks have for hidden states of the target."""
+        return self.draft.mask_hidden.row_1N
+
     def combine(self, hidden_TN: Tensor) -> Tensor:
         """The target's hidden states as the module reads them: [T, D]."""
         if not self.spec.taps:
@@ -298,7 +320,7 @@ class DraftModel(DecoderModel):
         handles(
             head, "vocab", "dim", "blocks", "norm", "max_positions", "tied", "embed_scale",
             "positions", "logit_scale", "logit_softcap", "head_bias", "embed_norm",
-            "embed_norm_text_only", "add_media_embeds", "deep_layers", "names",
+            "embed_norm_text_only", "add_media_embeds", "deep_layers", "names", "extra_vocab_rows",
         )  # fmt: skip
         width = dim if spec.is_projected else 3 * dim
         stream = ProgramStream(program.buffer("residual" if width == dim else "wide", width))
@@ -321,8 +343,10 @@ class StandaloneDraft:
     needs: HiddenNeeds | None = None
     target_ids_V: Tensor | None = None
 
-    def __init__(self, model: DecoderModel) -> None:
+    def __init__(self, model: DecoderModel, mask: int | None = None) -> None:
+        """``mask``: the token that stands for drafts, where all are made in one step."""
         self.model, self.decoder, self.kv_groups = model, model.decoder, model.kv_groups
+        self.mask = mask
 
     def combine(self, hidden_TN: Tensor) -> Tensor:
         """It reads no hidden states."""

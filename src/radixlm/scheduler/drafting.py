@@ -359,7 +359,8 @@ class Drafting:
             request = self._kv_manager.requests[slot]
             if request is not None and end > begin:
                 tokens, survival = proposals.tokens[begin:end], proposals.survival[begin:end]
-                proposal = Proposal(tokens, survival)
+                possible = np.count_nonzero(survival)  # a block or head has no place for others
+                proposal = Proposal(tokens[:possible], survival[:possible])
                 if proposals.parents is not None:
                     proposal = tree_proposal(tokens, survival, proposals.parents[begin:end])
                 self._proposed[slot] = (request.rid, request.num_tokens, proposal)

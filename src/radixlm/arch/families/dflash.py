@@ -33,7 +33,7 @@ def dspark(c: Config) -> Draft:
         raise c.error("markov_rank", f"= {rank} must be positive")
     if kind not in ("vanilla", "gated", "rnn"):
         raise c.error("markov_head_type", f"= {kind!r} must be 'vanilla', 'gated' or 'rnn'")
-    block = replace(_block(c, 7), tells_next=True, markov=kind, markov_rank=rank)
+    block = replace(_block(c, 7, tells_next=True), markov=kind, markov_rank=rank)
     return _drafting(c, _layers(c), block)
 
 
@@ -68,14 +68,15 @@ def _seen(c: Config, layer: int, mixer: Attention) -> Attention:
     """The attention of a layer: tokens of a block see those before them alone in layers with a
     window, and in all layers if ``is_causal``."""
     span = b.window(c, layer) if c.get("layer_types") else 0
-    if not span and not c.get("is_causal"):
+    is_causal = c.get("is_causal") or (span and not c.get("sliding_window_non_causal"))
+    if not span and not is_causal:
         return mixer
     extras = replace(mixer.extras or AttentionExtras(), is_causal=True)
-    return replace(mixer, window=span, extras=extras)
+    return replace(mixer, window=span, extras=extras if is_causal else mixer.extras)
 
 
-def _block(c: Config, size: int) -> MaskedBlock:
-    """``size``: where the config has none."""
+def _block(c: Config, size: int, tells_next: bool = False) -> MaskedBlock:
+    """``size`` and ``tells_next``: where the config does not say."""
     own = c.get("dspark_config", {}) | c.get("dflash_config", {})
     mask = own.get("mask_token_id", c.get("mask_token_id"))
     if not isinstance(mask, int) or not 0 <= mask < c.vocab_size:
@@ -83,7 +84,7 @@ def _block(c: Config, size: int) -> MaskedBlock:
     size = own.get("block_size") or c.get("block_size", size)
     if size < 2:
         raise c.error("block_size", f"= {size} must be at least 2")
-    return MaskedBlock(size, mask)
+    return MaskedBlock(size, mask, bool(c.get("sample_from_anchor", tells_next)))
 
 
 def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) -> Draft:
@@ -102,9 +103,22 @@ def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) ->
     names["mixer.gate"] = AnyOf(*(at + "layers.{i}.self_attn.g_proj" for at in ("", "model.")))
     names |= {f"draft.tap_norms.{i}": f"aux_hidden_norms.{i}" for i in range(len(taps))}
     names |= {f"draft.markov.{role}": f"markov_head.{name}" for role, name in _MARKOV.items()}
-    module = replace(decoder, names=names, tied=False)
-    return Draft(module, is_projected=False, hidden_norm=b.rms(c), taps=len(taps),
-                 tap_layers=taps, block=block, **fields)  # fmt: skip
+    names |= {"head": "lm_head", "draft.vocab": "d2t"}
+    vocab = c.get("draft_vocab_size") or c.vocab_size
+    is_cut = vocab != c.vocab_size
+    module = replace(decoder, names=names, vocab=vocab, tied=False)
+    return Draft(
+        module,
+        is_projected=False,
+        hidden_norm=b.rms(c),
+        target_vocab=c.vocab_size if is_cut else 0,
+        taps=len(taps),
+        tap_layers=taps,
+        owns_head=is_cut,
+        has_vocab_map=is_cut,
+        block=block,
+        **fields,
+    )
 
 
 def _tapped(c: Config) -> tuple[int, ...]:
@@ -112,6 +126,8 @@ def _tapped(c: Config) -> tuple[int, ...]:
     layers, from the second to the third from the last."""
     own = c.get("dspark_config", {}) | c.get("dflash_config", {})
     listed = own.get("target_layer_ids") or c.get("target_layer_ids")
+    if led_to := c.get("aux_hidden_state_layer_ids"):  # of ``speculators``: to these they lead
+        listed = [layer - 1 for layer in led_to]
     if listed:
         return tuple(int(layer) for layer in listed)
     total = own.get("num_target_layers") or c.get("num_target_layers", 0)

@@ -13,7 +13,8 @@ from radixlm.arch.families.llama4 import llama4
 from radixlm.arch.families.mistral_native import HEAD_PROJECTION
 from radixlm.arch.families.mla import mistral4
 from radixlm.arch.families.qwen import qwen2, qwen3
-from radixlm.arch.names import LAYER, AnyOf
+from radixlm.arch.names import LAYER, AnyOf, Named
+from radixlm.arch.recipes import flat
 from radixlm.arch.spec import Decoder, LatentAttention
 from radixlm.base.record import replace
 
@@ -68,6 +69,14 @@ def llama_eagle3(c: Config) -> Draft:
     return _eagle3(c, qwen3(c) if c.get("model_type") == "qwen3" else llama(c))
 
 
+def peagle(c: Config) -> Draft:
+    """An EAGLE-3 head that makes all drafts in one step (P-EAGLE)."""
+    mask = c.get("mask_token_id", _mask(c))
+    if mask is None:
+        raise c.error("mask_token_id", "is missing")
+    return llama_eagle3(c.replace(ptd_token_id=mask))
+
+
 def deepseek_eagle3(c: Config) -> Draft:
     """Latent attention and dense layers."""
     return _eagle3(c, build_decoder(c, latent(c, interleaved=True)))
@@ -78,12 +87,17 @@ def _eagle3(c: Config, decoder: Decoder) -> Draft:
     head has a smaller vocabulary, or is the target's (``draft_vocab_size`` null)."""
     first, *rest = decoder.blocks
     layers, size = _eagle3_taps(c)
-    vocab = c.get("draft_vocab_size", c.vocab_size)
+    vocab, mask = c.get("draft_vocab_size", c.vocab_size), _mask(c)
+    has_table = bool(c.get("embed_requires_grad", mask is not None))
+    names = _eagle3_names(decoder, size)
+    if mask is not None:
+        names["draft.mask_hidden"] = Named(("mask_hidden",), flat)
     module = replace(
         decoder,
         blocks=(replace(first, layout="prenorm_ffn_only"), *rest),
-        names=_eagle3_names(decoder, size),
+        names=names,
         vocab=vocab,
+        extra_vocab_rows=c.vocab_size - vocab if has_table else 0,
         tied=False,
     )
     return Draft(
@@ -100,15 +114,27 @@ def _eagle3(c: Config, decoder: Decoder) -> Draft:
         tap_norm=rms(c) if c.get("fc_norm") or c.get("use_aux_norm") else None,
         passes_normed=bool(c.get("norm_output")),
         owns_head=c.get("draft_vocab_size") is not None,
+        owns_table=has_table,
         has_vocab_map=vocab != c.vocab_size,
+        mask=mask,
     )
+
+
+def _mask(c: Config) -> int | None:
+    """The token that stands for drafts where all are made in one step, or None."""
+    mask = c.get("ptd_token_id", c.get("pard_token"))
+    if mask is not None and not (isinstance(mask, int) and 0 <= mask < c.vocab_size):
+        raise c.error("mask_token_id", f"= {mask!r} must be a token below {c.vocab_size}")
+    return mask
 
 
 def _eagle3_names(decoder: Decoder, num_taps: int) -> dict[str, Any]:
     """The first block is called ``midlayer`` or ``layers.0``."""
     layers, mid = (moved(decoder, at) for at in ("layers.{i}.", "midlayer."))
     either: dict[str, Any] = {role: AnyOf(mid[role], layers[role]) for role in layers}
-    own = {"norm": "norm", "head": "lm_head", "draft.taps": "fc", "draft.vocab": "d2t"}
+    own: dict[str, Any] = {"norm": "norm", "head": "lm_head"}
+    own |= {"draft.taps": "fc", "draft.vocab": "d2t"}
+    own |= {"embed": AnyOf("embed_tokens", "model.embed_tokens")}
     first = {
         "norm1": "post_attention_layernorm",
         "draft.embed_norm": "input_layernorm",
