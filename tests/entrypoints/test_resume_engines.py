@@ -39,6 +39,7 @@ async def serving(adapter: Path, **options: Any) -> AsyncIterator[httpx.AsyncCli
         "max_running_requests": 8,
         "cpu_threads": 1,
         "lora_paths": [f"mine={adapter}"],
+        "num_continuous_decode_steps": 1,  # events are compared one by one
         **options,
     }
     config, info = resolved(ServerConfig.from_kwargs(**given), frozenset(given))

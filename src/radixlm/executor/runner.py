@@ -426,7 +426,8 @@ class Runner:
         """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
         by itself."""
         go_on, slots_N = getattr(self.model, "go_on", None), step.shape.slots_R
-        if go_on is None or self._recorder is not None:
+        asked = self._choices is not None and self._choices.are_wanted(step.items)
+        if go_on is None or asked:
             return None
         assert step.batch is not None and step.logits_RV is not None
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
