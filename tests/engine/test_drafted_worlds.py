@@ -23,8 +23,8 @@ from radixlm.step.plan import Int32Array
 from tests.engine.test_draft_models import DEEPSEEK, QWEN_NEXT, with_layers
 from tests.engine.test_drafted_engine import facts
 from tests.engine.test_drafted_pairs import draw
+from tests.engine.test_medusa import make_heads
 from tests.engine.test_parallel_drafts import make_head as make_peagle
-from tests.engine.test_residual_drafts import make_heads
 from tests.fakes.block_drafts import make_head
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
 

@@ -41,8 +41,8 @@ from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.medusa import MedusaHead
 from radixlm.models.reading_draft import ReadingDraft
-from radixlm.models.residual_draft import ResidualDraft
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
@@ -300,7 +300,7 @@ def _kind_of(spec: Draft) -> type[DraftModel]:
     if spec.reads_target:
         return ReadingDraft
     if spec.layers is not None:
-        return ResidualDraft
+        return MedusaHead
     return DraftModel if spec.block is None else BlockDraft
 
 

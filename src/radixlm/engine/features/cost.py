@@ -60,8 +60,9 @@ class CostFeature(Feature):
         self._flops += 2.0 * num_rows * cost.head
         experts = cost.experts * min(1.0, num_tokens * cost.chosen)
         head = cost.head if num_rows else 0
-        self._read += (cost.dense + head + experts) * cost.weight_bytes
         drafted = 0 if items.drafts is None else items.drafts.lens
+        passes = 1 if items.more_N is None else 1 + int(items.more_N.max())
+        self._read += passes * (cost.dense + head + experts) * cost.weight_bytes
         ends = items.starts + 1 + drafted
         for cache in cost.caches:
             pairs = int((cache.read(ends) * (1 + drafted)).sum())

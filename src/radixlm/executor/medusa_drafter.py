@@ -1,5 +1,4 @@
-"""ResidualDrafter: modules that read the target's last hidden state and guess one token each
-(``models/residual_draft.py``), as the device's drafter.
+"""MedusaDrafter: Medusa heads (``models/medusa.py``) as the device's drafter.
 
 Legend: R rows that emit, K drafted tokens, D width.
 """
@@ -18,14 +17,14 @@ from radixlm.executor.drafter import DeviceProposals, StatelessDrafter, StepTail
 from radixlm.step.plan import Int32Array
 
 if TYPE_CHECKING:
-    from radixlm.models.residual_draft import ResidualDraft
+    from radixlm.models.medusa import MedusaHead
 
 
-class ResidualDrafter(StatelessDrafter):
-    """``nets``: a module for each draft; further drafts have the chance 0. ``num_ids``: target
+class MedusaDrafter(StatelessDrafter):
+    """``nets``: a head for each draft; further drafts have the chance 0. ``num_ids``: target
     tokens from this id on are never proposed."""
 
-    def __init__(self, nets: Sequence[ResidualDraft], tables: DeviceTables, num_ids: int) -> None:
+    def __init__(self, nets: Sequence[MedusaHead], tables: DeviceTables, num_ids: int) -> None:
         super().__init__()
         self._nets, self._tables, self._num_ids = nets, tables, num_ids
         self.hidden = nets[0].needs

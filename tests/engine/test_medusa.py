@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.residual_drafter import ResidualDrafter
+from radixlm.executor.medusa_drafter import MedusaDrafter
 from tests.engine.drafted_engine import Proposal, note_proposals
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model
@@ -34,7 +34,7 @@ VLLM = {
 
 @pytest.fixture
 def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
-    return note_proposals(monkeypatch, ResidualDrafter)
+    return note_proposals(monkeypatch, MedusaDrafter)
 
 
 def make_heads(folder: Path, layout: str) -> dict[str, Tensor]:

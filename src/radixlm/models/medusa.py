@@ -1,5 +1,5 @@
-"""ResidualDraft: a module that guesses one token from the target's last hidden state, without keys
-and values (Medusa).
+"""MedusaHead: guesses one token from the target's last hidden state, without keys and values
+(arXiv:2401.10774).
 
 Legend: R rows, D channels, V vocabulary.
 """
@@ -14,7 +14,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.models.drafts import DraftInputs, DraftModel
 
 
-class ResidualInputs(DraftInputs):
+class MedusaInputs(DraftInputs):
     """The layers."""
 
     def __init__(self, spec: Draft, context: LayerContext) -> None:
@@ -26,11 +26,11 @@ class ResidualInputs(DraftInputs):
         ]
 
 
-class ResidualDraft(DraftModel):
-    """Module i guesses the token i + 2 places behind the one whose hidden state it reads."""
+class MedusaHead(DraftModel):
+    """Head i guesses the token i + 2 places behind the one whose hidden state it reads."""
 
-    inputs_kind = ResidualInputs
-    draft: ResidualInputs
+    inputs_kind = MedusaInputs
+    draft: MedusaInputs
 
     def guess(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits: [R, V]."""
