@@ -193,14 +193,19 @@ BAD = [
 
 
 async def test_the_flag_that_makes_room_is_named_where_the_cache_is_short() -> None:
-    stage = IntakeHarness(None)
-    asked = {"input_ids": [5] * 64}, {"input_ids": [5]}
-    for context_len, says in ((64, "tokens"), (60, "--mem-fraction-static")):
+    stage = IntakeHarness(None)  # of a model that reads 64 tokens
+    for context_len, num_prompt, num_new, is_named in (
+        (64, 64, 1, False),
+        (64, 1, 64, False),
+        (60, 62, 1, True),
+        (60, 1, 62, True),
+        (60, 64, 1, False),  # the model itself reads no more
+        (60, 1, 64, False),
+    ):
         stage.intake.become_ready({"max_total_num_tokens": 4096, "context_len": context_len})
-        for fields in asked:
-            with pytest.raises(PromptTooLong, match=says) as refused:
-                stage.intake.submit(stage.ask(max_new_tokens=64, **fields))
-            assert ("--mem-fraction-static" in str(refused.value)) == (context_len == 60)
+        with pytest.raises(PromptTooLong, match="tokens") as refused:
+            stage.intake.submit(stage.ask(input_ids=[5] * num_prompt, max_new_tokens=num_new))
+        assert ("--mem-fraction-static" in str(refused.value)) == is_named
 
 
 async def test_embeddings_of_any_width_where_the_width_is_not_known() -> None:

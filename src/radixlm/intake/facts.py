@@ -35,7 +35,7 @@ class IntakeFacts(Record):
     streaming_sinks: int = 4
     default_priority: int = 0  # of requests that name none
     refuses_priorities: bool = False
-    is_cache_short: bool = False  # the KV cache holds less than the model's context
+    model_context_len: int = 0  # the model's own, for which the KV cache may have no room
 
     def priority_of(self, priority: int | None) -> int:
         """Of a request that names ``priority``, or none. Overloaded where none may be named."""
@@ -47,12 +47,12 @@ class IntakeFacts(Record):
             )
         return self.default_priority if priority is None else priority
 
-    @property
-    def more_room(self) -> str:
-        """What to do for longer prompts and answers, as the end of a message."""
-        if not self.is_cache_short:
+    def more_room(self, num_tokens: int) -> str:
+        """What to do so that ``num_tokens`` fit, as the end of a message; "" if nothing helps."""
+        if not self.context_len < num_tokens <= self.model_context_len:
             return ""
         return (
-            " The model reads more, but the KV cache has no room for it: raise --max-total-tokens "
-            "or --mem-fraction-static, or use a smaller --kv-cache-dtype, such as int8."
+            f" The model reads up to {self.model_context_len} tokens, but the KV cache has no room "
+            "for them: raise --max-total-tokens or --mem-fraction-static, or use a smaller "
+            "--kv-cache-dtype, such as int8."
         )

@@ -503,7 +503,7 @@ class TokenizerManager:
             self.facts,
             max_total_tokens=int(total),
             context_len=min(self._model_context, int(context_len)),
-            is_cache_short=int(context_len) < self._model_context,
+            model_context_len=self._model_context,
             slice_size=2 * int(facts.get("max_running", 0)) or self.facts.slice_size,
         )
         replica.facts, replica.beat_s = facts, time.monotonic()

@@ -66,8 +66,8 @@ class RequestValidator(Record):
         if reason is not None or not MIN_WINDOW <= tokens <= most:
             reason = reason or (
                 f"{tokens} tokens beside {window.sinks} sinks; the context of {facts.context_len} "
-                f"tokens has room for {MIN_WINDOW} to {most}.{facts.more_room}"
-            )
+                f"tokens has room for {MIN_WINDOW} to {most}."
+            ) + facts.more_room(tokens + window.sinks)
             raise InvalidRequest(f"streaming_window: {reason}", "streaming_window")
         return window
 
@@ -133,7 +133,8 @@ class RequestValidator(Record):
         if num_embeds >= self.facts.context_len:
             raise PromptTooLong(
                 f"input_embeds has {num_embeds} rows; the context is {self.facts.context_len} "
-                "tokens and at least one is needed for the answer." + self.facts.more_room,
+                "tokens and at least one is needed for the answer."
+                + self.facts.more_room(num_embeds + 1),
                 param="input_embeds",
             )
         return [0] * num_embeds
@@ -147,7 +148,7 @@ class RequestValidator(Record):
         if is_pooled:
             raise PromptTooLong(
                 f"the text has {len(ids)} tokens, the model reads at most {most}; shorten it, or "
-                "start the server with --allow-auto-truncate." + self.facts.more_room,
+                "start the server with --allow-auto-truncate." + self.facts.more_room(len(ids)),
                 param="input",
             )
         if self.facts.allow_auto_truncate and may_cut:
@@ -156,7 +157,7 @@ class RequestValidator(Record):
         raise PromptTooLong(
             f"The input ({len(ids)} tokens{of_media}) is longer than the model's context length "
             f"({self.facts.context_len} tokens). At least one is needed for the answer."
-            + self.facts.more_room,
+            + self.facts.more_room(len(ids) + 1),
             param="prompt",
         )
 
@@ -174,7 +175,7 @@ class RequestValidator(Record):
                 f"max_completion_tokens is too large: {asked}. Requested token count exceeds the "
                 f"model's maximum context length of {self.facts.context_len} tokens "
                 f"({num_prompt} of the prompt): ask max_tokens for {room} or fewer."
-                + self.facts.more_room,
+                + self.facts.more_room(num_prompt + asked),
                 param="max_tokens",
             )
         count = room if asked is None else min(asked, room)
