@@ -188,7 +188,7 @@ class Scheduler:
     def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         items = Items.of(plan.items)
         if not items.prefills and (items.drafts is None or items.drafts.continues):
-            seconds = self.planner.continuation.observe(items, result, seconds, self._model_s)
+            seconds = self.planner.continuous.observe(items, result, seconds, self._model_s)
         if self.drafting is not None:
             self.drafting.observe_step(plan, seconds)
         if self.planner.pacer is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError
-from radixlm.scheduler.continuation import Continuation
+from radixlm.scheduler.continuous_decoding import ContinuousDecoding
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
@@ -66,7 +66,7 @@ class Planner:
         self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
         self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
-        self.continuation = Continuation(limits, kv_manager)
+        self.continuous = ContinuousDecoding(limits, kv_manager)
         self._num_unseen = 0  # tokens in turn until the next look at the queue
         self._is_paced = False  # the step's tokens are counted by their measured time
         self._staged_tokens = 0  # of the prompts that pass the stages together
@@ -127,7 +127,7 @@ class Planner:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
         num_passes = 1
         if draft_lens is None and items.drafts is None and not items.prefills:
-            items.drafts = self.continuation.plan(items.decodes)
+            items.drafts = self.continuous.plan(items.decodes)
             num_passes += int(items.drafts.lens.max()) if items.drafts is not None else 0
         self._num_unseen -= num_passes
         updates, new_pages, copies = self.kv_manager.take_changes()

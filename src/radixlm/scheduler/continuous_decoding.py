@@ -1,4 +1,4 @@
-"""Continuation: how many tokens in turn the rows of a step decode (--num-continuous-decode-steps).
+"""ContinuousDecoding: how many tokens in turn the rows of a step decode (--num-continuous-decode-steps).
 
 A step of a small model takes less time than to plan, commit and report it. So its rows go through
 the model several times before anybody looks at them again: as often as was asked for, or as fits
@@ -20,7 +20,7 @@ AUTOMATIC_S = 0.003  # that a step of several passes may take where nobody chose
 AUTOMATIC_PASSES = 8
 
 
-class Continuation:
+class ContinuousDecoding:
     """Chooses the passes of steps in which all rows decode."""
 
     def __init__(self, limits: Limits, kv_manager: KVCacheManager) -> None:
