@@ -1,4 +1,5 @@
-"""ContinuousDecoding: how many tokens in turn the rows of a step decode (--num-continuous-decode-steps).
+"""ContinuousDecoding: how many tokens the rows of a step decode in turn
+(--num-continuous-decode-steps).
 
 A step of a small model takes less time than to plan, commit and report it. So its rows go through
 the model several times before anybody looks at them again: as often as was asked for, or as fits
