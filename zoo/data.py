@@ -12,11 +12,12 @@ import tasks
 import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
-from wording import BLIND_WORDING, HELD_OUT, TRAINING, Wording
+from wording import BLIND_WORDING, HELD_OUT, TRAINING, VALIDATION, Wording
 
-THINKING = 0.2  # share of the short documents in which the model thinks
+THINKING = 0.1  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
-HELP = 26.0  # weight of the questions about RadixLM beside those of tasks.SHORT
+HELP = 28.0  # weight of the questions about RadixLM beside those of tasks.SHORT
+DRILLS = 0.07  # share of the short documents with many sums in one question
 BUCKETS = {"short": 256, "middle": 512, "long": 1536}  # tokens a packed row
 
 
@@ -29,6 +30,9 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
         return passage(rng, rng.randint(1, 10), 1, 0.8, TRAINING)
     if pick < 0.14:
         return growing(rng, rng.randint(1, 4), wording=TRAINING)
+    if pick < 0.14 + DRILLS:
+        question, answer, _ = tasks.drill(rng, TRAINING)
+        return Conversation([user(question), reply(answer)], task="drill")
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})
@@ -47,11 +51,11 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.60:
+    if pick < 0.58:
         return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3, wording=TRAINING)
-    if pick < 0.70:
+    if pick < 0.73:
         return extract(rng, TRAINING)
-    if pick < 0.76:
+    if pick < 0.78:
         return growing(rng, rng.randint(3, 9), rng.randint(2, 5), TRAINING)
     if pick < 0.88:
         return passage(rng, rng.randint(3, 30), 1, 1.0, TRAINING)
@@ -124,7 +128,7 @@ EVALUATIONS = (
     "memory reverse sort upper lower spell count multiply compare capital python greet refuse"
 ).split()
 
-EDITIONS = {"new": HELD_OUT, "blind": BLIND_WORDING}  # first words of the rows below
+EDITIONS = {"new": HELD_OUT, "blind": BLIND_WORDING, "check": VALIDATION}  # first words of rows
 REWORDED = tuple(
     f"new-{kind}"
     for kind in (*tasks.SHORT, "help", "passage", "json", "memory", *("tool-one", "tool-two"),
@@ -135,6 +139,11 @@ UNSEEN = tuple(
     for kind in ("add subtract multiply compare copy json passage tool-one tool-missing memory "
                  "greet help refuse").split()
 )  # fmt: skip
+
+
+CHECKS = tuple(
+    f"check-{kind}" for kind in "add subtract copy json help refuse tool-one tool-two greet".split()
+)  # validation: what the choice among weights is made by
 
 
 def build_tokenizer(path: Path, num_documents: int = 12000) -> None:
