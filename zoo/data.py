@@ -21,7 +21,7 @@ DRILLS = 0.07  # share of the short documents with many sums in one question
 BUCKETS = {"short": 256, "middle": 512, "long": 1536}  # tokens a packed row
 
 
-def short(rng: Random, thinking: float = THINKING) -> Conversation:
+def short(rng: Random, thinking: float = THINKING, drills: float = DRILLS) -> Conversation:
     """One to four short tasks in a row, some of them with thinking."""
     pick = rng.random()
     if pick < 0.05:
@@ -30,7 +30,7 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
         return passage(rng, rng.randint(1, 10), 1, 0.8, TRAINING)
     if pick < 0.14:
         return growing(rng, rng.randint(1, 4), wording=TRAINING)
-    if pick < 0.14 + DRILLS:
+    if pick < 0.14 + drills:
         question, answer, _ = tasks.drill(rng, TRAINING)
         return Conversation([user(question), reply(answer)], task="drill")
     messages: list[Message] = []
