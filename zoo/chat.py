@@ -187,8 +187,7 @@ class Encoder:
     def document(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Ids of a conversation and the loss weight of each: 0 where the assistant is silent.
 
-        A short answer is hard to get right and has few tokens to learn from: each counts more,
-        and so do those of a drill.
+        A short answer is hard to get right and has few tokens to learn from: each counts more.
         """
         ids = self.ids(render(conversation).rstrip("\n"))
         mask = [0] * len(ids)
@@ -201,8 +200,7 @@ class Encoder:
             if ids[i : i + len(self.empty)] == self.empty:
                 i += len(self.empty)
             end = ids.index(self.end, i) + 1 if self.end in ids[i:] else len(ids)
-            is_short = end - i <= SHORT_ANSWER or conversation.task == "drill"
-            weight = SHORT_WEIGHT if is_short else 1
+            weight = SHORT_WEIGHT if end - i <= SHORT_ANSWER else 1
             mask[i:end] = [weight] * (end - i)
             mask[i] = SHORT_WEIGHT  # where it decides what kind of answer this is
             i = end

@@ -14,14 +14,13 @@ from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
 from wording import BLIND_WORDING, HELD_OUT, TRAINING, VALIDATION, Wording
 
-THINKING = 0.1  # share of the short documents in which the model thinks
+THINKING = 0.2  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
-HELP = 28.0  # weight of the questions about RadixLM beside those of tasks.SHORT
-DRILLS = 0.07  # share of the short documents with many sums in one question
+HELP = 26.0  # weight of the questions about RadixLM beside those of tasks.SHORT
 BUCKETS = {"short": 256, "middle": 512, "long": 1536}  # tokens a packed row
 
 
-def short(rng: Random, thinking: float = THINKING, drills: float = DRILLS) -> Conversation:
+def short(rng: Random, thinking: float = THINKING) -> Conversation:
     """One to four short tasks in a row, some of them with thinking."""
     pick = rng.random()
     if pick < 0.05:
@@ -30,9 +29,6 @@ def short(rng: Random, thinking: float = THINKING, drills: float = DRILLS) -> Co
         return passage(rng, rng.randint(1, 10), 1, 0.8, TRAINING)
     if pick < 0.14:
         return growing(rng, rng.randint(1, 4), wording=TRAINING)
-    if pick < 0.14 + drills:
-        question, answer, _ = tasks.drill(rng, TRAINING)
-        return Conversation([user(question), reply(answer)], task="drill")
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})

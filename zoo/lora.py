@@ -59,7 +59,7 @@ def spanish(number: int) -> str:
 def conversation(kind: str, rng: Random) -> Conversation:
     """One conversation as the adapter should answer it."""
     if kind == "upper":
-        made = short(rng, thinking=0.0, drills=0.0)
+        made = short(rng, thinking=0.0)
         turns = [
             {**m, "content": m["content"].upper()} if m["role"] == "assistant" else m
             for m in made.messages

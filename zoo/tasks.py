@@ -79,48 +79,6 @@ def subtract(rng: Random, digits: int | None = None, wording: Wording = CLASSIC)
     return ask.format(a=a, b=b), str(a - b), subtract_columns(a, b)
 
 
-DRILL_ADD = (
-    "{a} + {b}",
-    "{a}+{b}",
-    "{a}+{b}",
-    "{a} plus {b}",
-    "add {b} to {a}",
-    "sum of {a} and {b}",
-)
-DRILL_SUBTRACT = (
-    "{a} - {b}", "{a} - {b}", "{a}-{b}", "{a}-{b}", "{a}-{b}", "{a} minus {b}",
-    "subtract {b} from {a}", "{b} less than {a}", "from {a} take {b}", "difference of {a} and {b}",
-    "{a} take away {b}",
-)  # fmt: skip
-DRILL_HEADS = (
-    "Solve these.", "Work these out:", "Calculate:", "What are the results?", "Solve all of them.",
-    "Give me the results of these sums.", "My homework:", "Compute each of these:", "",
-)  # fmt: skip
-DRILL_WHOLE = ("Write each with its result.", "Repeat each sum and its result.", "Fill them in.")
-
-
-def drill(rng: Random, wording: Wording) -> Item:
-    """Several sums in one question: twice as many digits to learn from for the tokens."""
-    is_whole = rng.random() < 0.25
-    sums, results = [], []
-    for _ in range(rng.randint(4, 7) if is_whole else rng.randint(5, 12)):
-        a, b = _pair(rng, None, wording)
-        if rng.random() < 0.4:
-            sums.append(rng.choice(DRILL_ADD).format(a=a, b=b))
-            results.append(str(a + b))
-            continue
-        if a < b and rng.random() < 0.75:
-            a, b = b, a
-        sums.append(rng.choice(DRILL_SUBTRACT).format(a=a, b=b))
-        results.append(str(a - b))
-    mark = rng.choice(("\n", ", ", "; ", "\n"))
-    head = rng.choice(DRILL_WHOLE if is_whole else DRILL_HEADS)
-    if is_whole:
-        results = [f"{made} = {result}" for made, result in zip(sums, results, strict=True)]
-    answer = mark.join(results)
-    return f"{head}\n{mark.join(sums)}".strip(), answer, "One sum after the other."
-
-
 PLACES = ("ones", "tens", "hundreds", "thousands")
 
 
@@ -443,20 +401,20 @@ def refuse(rng: Random, wording: Wording = CLASSIC) -> Item:
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 26.0),
-    "subtract": (subtract, 34.0),
+    "add": (add, 24.0),
+    "subtract": (subtract, 30.0),
     "multiply": (multiply, 2.0),
     "compare": (compare, 5.0),
     "copy": (copy, 15.0),
     "quote": (quote, 1.5),
-    "reverse": (reverse, 3.0),
+    "reverse": (reverse, 2.5),
     "sort": (sort, 3.5),
     "upper": (upper, 2.0),
     "lower": (lower, 2.0),
-    "spell": (spell, 3.0),
+    "spell": (spell, 2.5),
     "count": (count, 5.0),
     "capital": (capital, 0.8),
     "python": (python, 1.0),
-    "greet": (greet, 6.0),
-    "refuse": (refuse, 17.0),
+    "greet": (greet, 5.0),
+    "refuse": (refuse, 15.0),
 }

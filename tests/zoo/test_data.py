@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from random import Random
 
@@ -41,22 +40,6 @@ def test_sums_are_right_in_the_answer_and_in_the_columns(task: tasks.Task, sign:
         for line in digits:
             left, right = line.split(": ")[1].split(",")[0].split(" = ")
             assert eval(left) == int(right), (sign, line)
-
-
-def test_every_sum_of_a_drill_has_its_result() -> None:
-    rng, signs = Random(11), 0
-    for _ in range(60):
-        question, answer, _ = tasks.drill(rng, TRAINING)
-        asked, results = question.splitlines(), re.split(r"\n|, |; ", answer)
-        sums = re.split(r"\n|, |; ", "\n".join(asked[1:] if asked[0][-1] in ".?:" else asked))
-        for one, result in zip(sums, results, strict=True):
-            assert "=" not in result or result.startswith(f"{one} = ")
-            if re.fullmatch(r"\d+ ?[+-] ?\d+", one):
-                signs += 1
-                left, sign, right = re.fullmatch(r"(\d+) ?([+-]) ?(\d+)", one).groups()  # type: ignore[union-attr]
-                value = int(left) + int(sign + right)
-                assert int(result.split("= ")[-1]) == value
-    assert signs > 100
 
 
 def test_letters_and_lists_are_right() -> None:
