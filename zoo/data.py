@@ -12,7 +12,7 @@ import tasks
 import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
-from wording import BLIND_WORDING, HELD_OUT, TRAINING, Wording
+from wording import BLIND_WORDING, HELD_OUT, TRAINING, VALIDATION, Wording
 
 THINKING = 0.2  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
@@ -47,11 +47,11 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
 def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
-    if pick < 0.60:
+    if pick < 0.58:
         return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3, wording=TRAINING)
-    if pick < 0.70:
+    if pick < 0.73:
         return extract(rng, TRAINING)
-    if pick < 0.76:
+    if pick < 0.78:
         return growing(rng, rng.randint(3, 9), rng.randint(2, 5), TRAINING)
     if pick < 0.88:
         return passage(rng, rng.randint(3, 30), 1, 1.0, TRAINING)
@@ -124,7 +124,7 @@ EVALUATIONS = (
     "memory reverse sort upper lower spell count multiply compare capital python greet refuse"
 ).split()
 
-EDITIONS = {"new": HELD_OUT, "blind": BLIND_WORDING}  # first words of the rows below
+EDITIONS = {"new": HELD_OUT, "blind": BLIND_WORDING, "check": VALIDATION}  # first words of rows
 REWORDED = tuple(
     f"new-{kind}"
     for kind in (*tasks.SHORT, "help", "passage", "json", "memory", *("tool-one", "tool-two"),
@@ -135,6 +135,11 @@ UNSEEN = tuple(
     for kind in ("add subtract multiply compare copy json passage tool-one tool-missing memory "
                  "greet help refuse").split()
 )  # fmt: skip
+
+
+CHECKS = tuple(
+    f"check-{kind}" for kind in "add subtract copy json help refuse tool-one tool-two greet".split()
+)  # validation: what the choice among weights is made by
 
 
 def build_tokenizer(path: Path, num_documents: int = 12000) -> None:

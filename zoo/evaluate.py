@@ -86,7 +86,8 @@ def forced(
     """Whether every token of the expected reply is the likeliest where the ones before it stand.
 
     Greedy decoding writes that very reply if and only if this holds, for a hundredth of the work;
-    other replies that `is_right` takes (JSON with other spaces, another thought) do not count.
+    other replies that `is_right` takes (JSON with other spaces, the same text in other tokens) do
+    not count.
     """
     encoder, model = Encoder(folder / "tokenizer.json"), read(folder)
     right = []
@@ -96,6 +97,15 @@ def forced(
         hidden = model(ids, attention_bias(torch.zeros_like(ids)), dtype)[0, begin - 1 : -1]
         likeliest = (hidden @ model.embed.to(hidden.dtype).T).argmax(-1)
         right.append(bool(torch.equal(likeliest, ids[0, begin:])))
+    return right
+
+
+def quick(folder: Path, items: list[Conversation]) -> list[bool]:
+    """What `direct` tells, decoding only the items that `forced` does not settle."""
+    right = forced(folder, items)
+    left = [i for i, is_settled in enumerate(right) if not is_settled]
+    for i, is_same in zip(left, direct(folder, [items[i] for i in left], False), strict=True):
+        right[i] = is_same
     return right
 
 
@@ -147,7 +157,8 @@ def score(task: str, num_items: int, folder: Path, url: str | None, is_forced: b
     items = [evaluation(task, seed) for seed in range(num_items)]
     thinking = task.endswith("-think")
     if url is None:
-        right = (forced if is_forced and not thinking else direct)(folder, items, thinking)
+        is_quick = is_forced and not thinking
+        right = quick(folder, items) if is_quick else direct(folder, items, thinking)
     else:
         with ThreadPoolExecutor(16) as pool:
             right = list(pool.map(lambda item: ask(url, item, thinking), items))
@@ -161,7 +172,7 @@ def main() -> None:
         "folder", type=Path, nargs="?", default=Path("src/radixlm/assets/radix-tiny")
     )
     parser.add_argument("--url", help="a running server; without it the weights are read here")
-    parser.add_argument("--forced", action="store_true", help="quick: count exact replies only")
+    parser.add_argument("--forced", action="store_true", help="quick: decode misses only")
     parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--tasks", nargs="*", default=[*EVALUATIONS, *REWORDED, *UNSEEN])
     parser.add_argument("--threads", type=int, default=1)

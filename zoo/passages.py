@@ -214,8 +214,11 @@ Field = tuple[str, tuple[str, ...], Any]
 
 def _fields(rng: Random, kind: str, wording: Wording) -> tuple[str, list[Field]]:
     """(subject, fields); a field is (sentence, names to choose from, value)."""
+    if kind in RECORDS:
+        return _record(rng, kind)
     person, city = rng.choice(words.NAMES), rng.choice(words.CITIES)
-    if wording.is_wide and rng.random() < STRANGE:
+    strange = 2 * STRANGE if wording.share == "training" else STRANGE
+    if wording.is_wide and rng.random() < strange:
         person, city = words.invented(rng).capitalize(), words.invented(rng).capitalize()
     number, price = rng.randint(1, 99), rng.randint(1, 999)
     thing, colour = rng.choice(words.THINGS), rng.choice(words.COLOURS)
@@ -251,9 +254,71 @@ def _fields(rng: Random, kind: str, wording: Wording) -> tuple[str, list[Field]]
     return person, tables[kind]
 
 
+RECORDS: dict[str, tuple[tuple[tuple[str, tuple[str, ...], str], ...], tuple[str, ...]]] = {
+    "animal": (
+        (("{s} is a {v}", ("species", "animal", "kind"), "animal"),
+         ("is {v} years old", ("age", "years"), "few"), ("weighs {v} kg", ("weight", "kg"), "few"),
+         ("belongs to {v}", ("owner", "keeper"), "name"), ("eats {v}", ("food", "diet"), "food"),
+         ("is {v}vaccinated", ("vaccinated", "is_vaccinated"), "flag")),
+        ("name", "pet", "pet_name"),
+    ),
+    "trip": (
+        (("{s} travels to {v}", ("destination", "to", "city"), "city"),
+         ("from {v}", ("origin", "from", "start"), "city"), ("on {v}", ("day", "date"), "day"),
+         ("with {v} bags", ("bags", "luggage"), "few"),
+         ("for {v} nights", ("nights", "stay"), "few"),
+         ("and has {v}paid", ("paid", "is_paid"), "flag")),
+        ("traveller", "guest", "name", "passenger"),
+    ),
+    "product": (
+        (("The {s} costs {v} dollars", ("price", "cost"), "number"),
+         ("comes in {v}", ("colour", "color"), "colour"),
+         ("weighs {v} grams", ("weight",), "number"),
+         ("is made in {v}", ("origin", "made_in"), "city"), ("is sold by {v}", ("seller",), "name"),
+         ("is {v}in stock", ("in_stock", "available"), "flag")),
+        ("product", "item", "title"),
+    ),
+    "job": (
+        (("{s} starts as a {v}", ("position", "role", "title"), "job"),
+         ("in {v}", ("city", "office", "location"), "city"), ("on {v}", ("start", "day"), "day"),
+         ("with {v} days off", ("days_off", "holidays"), "few"),
+         ("for {v} euros", ("salary", "pay"), "number"),
+         ("and works {v}from home", ("remote", "home_office"), "flag")),
+        ("employee", "worker", "name", "staff"),
+    ),
+}  # fmt: skip
+"""Training only: the fields of more kinds of records, and the keys of whom they are about."""
+
+
+def _record(rng: Random, kind: str) -> tuple[str, list[Field]]:
+    """(subject, fields) of one of RECORDS; half of the names are invented."""
+    pools = {
+        "animal": words.ANIMALS, "name": words.NAMES, "food": words.FOODS, "city": words.CITIES,
+        "day": words.DAYS, "colour": words.COLOURS, "job": words.JOBS,
+    }  # fmt: skip
+    subject = rng.choice(words.THINGS if kind == "product" else words.NAMES)
+    if rng.random() < 0.5:
+        subject = words.invented(rng)
+    fields: list[Field] = []
+    for sentence, keys, pool in RECORDS[kind][0]:
+        held: Any = rng.randint(1, 999 if pool == "number" else 20)
+        shown = ""
+        if pool == "flag":
+            held = rng.random() < 0.5
+            shown = "" if held else "not "
+        elif pool in pools:
+            held = rng.choice(pools[pool])
+            if pool in ("name", "city") and rng.random() < 0.5:
+                held = words.invented(rng).capitalize()
+        made = sentence.format(s=subject, v=shown if pool == "flag" else held)
+        fields.append((made, keys, held))
+    return subject, fields
+
+
 def extract(rng: Random, wording: Wording = CLASSIC) -> Conversation:
     """Extraction to JSON for a schema that varies, several texts for one schema."""
-    kind = rng.choice(("person", "order", "event"))
+    kinds = ["person", "order", "event"]
+    kind = rng.choice([*kinds, *RECORDS] if wording.share == "training" else kinds)
     style = rng.randrange(4)
     keys: list[tuple[int, str]] = []
     messages: list[Message] = []
@@ -263,7 +328,7 @@ def extract(rng: Random, wording: Wording = CLASSIC) -> Conversation:
             chosen = rng.sample(range(len(fields)), rng.randint(1, 4))
             keys = [(i, rng.choice(fields[i][1])) for i in chosen]
             who = {"person": ("name", "person"), "order": ("customer", "buyer", "name"),
-                   "event": ("host", "name")}[kind]  # fmt: skip
+                   "event": ("host", "name")}.get(kind) or RECORDS[kind][1]  # fmt: skip
             if rng.random() < 0.7:
                 keys.insert(rng.randint(0, len(keys)), (-1, rng.choice(who)))
         held = {key: name if i < 0 else fields[i][2] for i, key in keys}
@@ -280,7 +345,7 @@ def extract(rng: Random, wording: Wording = CLASSIC) -> Conversation:
 
 
 def _sentence(kind: str, parts: list[str]) -> str:
-    if kind == "person" and len(parts) > 1:
+    if kind in ("person", "animal", "product") and len(parts) > 1:
         return ", ".join(parts[:-1]) + " and " + parts[-1] + "."
     return " ".join(parts) + "."
 

@@ -235,6 +235,12 @@ def name_tool(rng: Random, tool: Tool, invented: float = INVENTED) -> Named:
     return Named(tool, name, keys, {"type": "function", "function": function})
 
 
+JOINS = ("{} And {}", "{} Also: {}", "{} Then {}", "{} {}")
+WIDE_JOINS = (
+    "{}\n{}", "{} And then {}", "First: {} Second: {}", "1. {}\n2. {}", "{} After that: {}",
+    "{}; {}", "{}, then {}", "{} Besides, {}", "- {}\n- {}", "{} Next: {}", "{} Last, {}",
+)  # fmt: skip
+LINKS = (" and ", " and ", " and ", " and also ", ", then ", " as well as ", ", ", " & ")
 UNRELATED = (
     *[tasks.greet] * 4, tasks.capital, tasks.copy, tasks.sort, tasks.add, tasks.reverse,
     tasks.count,
@@ -275,10 +281,12 @@ def two_calls(
     if second is first and len(single) == 1 and rng.random() < 0.6:
         slot = single[0]
         form = first.form(rng, wording)
-        both = f"{a[2][slot]} and {b[2][slot]}"
+        link = rng.choice(LINKS) if wording.share == "training" else " and "
+        both = f"{a[2][slot]}{link}{b[2][slot]}"
         ask = form.format(**{slot: both})
     else:
-        ask = rng.choice(("{} And {}", "{} Also: {}", "{} Then {}", "{} {}")).format(a[0], b[0])
+        joins = (*JOINS, *WIDE_JOINS) if wording.share == "training" else JOINS
+        ask = rng.choice(joins).format(a[0], b[0])
     messages = [user(ask), reply("", calls=[a[1], b[1]])]
     if with_result:
         messages += _result(rng, [(first, a[1], a[2]), (second, b[1], b[2])])

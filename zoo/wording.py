@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -24,6 +24,8 @@ WORD = re.compile(r"[A-Za-z]{4,}")
 CLASSIC_SHARE = 0.2  # of the training items, so that nothing old is forgotten
 COURTESY, GREETING, THANKS, BARE, SMALL, LOUD, TYPO = 0.25, 0.12, 0.12, 0.3, 0.1, 0.03, 0.08
 ASIDE, STRAY = 0.06, 0.1  # training only: a sentence before the question, unknown words inside it
+TERSE, UNMARKED, ENDING = 0.04, 0.04, 0.06  # training only: see `loosen`
+SMALL_WORDS = re.compile(r" (?:the|a|an|me|it|is|are|do|please|you|my)(?= [a-z])")
 GAP = re.compile(r"(?<=[a-z]) (?=[a-z]+\b)")
 
 
@@ -35,6 +37,7 @@ class Section:
     held_out: list[str]
     answer: str = ""
     reserved: frozenset[str] = frozenset()  # plain texts that no training item has
+    validation: list[str] = field(default_factory=list)
 
 
 def plain(text: str) -> str:
@@ -51,7 +54,8 @@ def framed(line: str, frames: Mapping[str, Section]) -> list[str]:
 
 
 def read_sections(path: Path, frames: Mapping[str, Section] | None = None) -> dict[str, Section]:
-    """Sections by name: `# name = answer`, then a pattern a line, `! ` before held-out ones.
+    """Sections by name: `# name = answer`, then a pattern a line, `! ` before held-out ones and
+    `? ` before those of the validation items.
 
     The frames of `+ ` and `= ` lines are the file's own where none are given.
     """
@@ -60,12 +64,14 @@ def read_sections(path: Path, frames: Mapping[str, Section] | None = None) -> di
     for block in blocks:
         head, *lines = block.split("\n")
         name, _, answer = head.partition(" = ")
-        shares: dict[bool, list[str]] = defaultdict(list)
+        shares: dict[str, list[str]] = defaultdict(list)
         for line in filter(None, lines):
-            pattern = line.removeprefix("! ").replace(r"\n", "\n")
-            shares[line.startswith("! ")] += framed(pattern, frames or sections)
-        reserved = frozenset(plain(text) for line in shares[True] for text in expansions(line))
-        sections[name] = Section(shares[False], shares[True], answer, reserved)
+            mark = line[:2] if line[:2] in ("! ", "? ") else ""
+            pattern = line.removeprefix(mark).replace(r"\n", "\n")
+            shares[mark] += framed(pattern, frames or sections)
+        kept = shares["! "] + shares["? "]
+        reserved = frozenset(plain(text) for line in kept for text in expansions(line))
+        sections[name] = Section(shares[""], shares["! "], answer, reserved, shares["? "])
     return sections
 
 
@@ -93,7 +99,8 @@ BLIND_TEXTS = frozenset(plain(line) for section in BLIND.values() for line in se
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Where questions take their words from: "classic", "training", "held_out" or "blind"."""
+    """Where questions take their words from: "classic", "training", "validation", "held_out" or
+    "blind"."""
 
     share: str
 
@@ -107,7 +114,9 @@ class Wording:
         return not self.is_wide or (self.share == "training" and rng.random() < CLASSIC_SHARE)
 
     def lines(self, section: Section) -> list[str]:
-        """The patterns of this share."""
+        """The patterns of this share; where no validation patterns are, those of training."""
+        if self.share == "validation":
+            return section.validation or section.training
         return section.held_out if self.share == "held_out" else section.training
 
     def pick(self, rng: Random, kind: str, classic: Sequence[str]) -> str:
@@ -148,6 +157,8 @@ class Wording:
             text = f"{self.extra(rng, 'aside')} {text}"
         if is_whole and rng.random() < GREETING:
             text = f"{self.extra(rng, 'hello')} {text}"
+        if is_whole and self.share == "training":
+            text = loosen(rng, text)
         parts = SLOT.split(text)
         if is_whole and self.share == "training" and rng.random() < STRAY:
             at = rng.randrange(0, len(parts), 2)
@@ -177,6 +188,18 @@ def stray(rng: Random, text: str) -> str:
     return " ".join((text[:at], *made)) + text[at:]
 
 
+def loosen(rng: Random, text: str) -> str:
+    """Now and then without a small word or a mark, with another end, or with a sentence behind."""
+    chance = rng.random()
+    if chance < TERSE:
+        return SMALL_WORDS.sub(lambda found: found[0] if rng.random() < 0.5 else "", text)
+    if chance < TERSE + UNMARKED:
+        return re.sub(r"[,'](?=[ a-z])", "", text)
+    if chance < TERSE + UNMARKED + ENDING and text[-1] in ".?!":
+        return text[:-1] + rng.choice(("!", "??", "...", " ?", "!!", " !", "?!", "\n"))
+    return text
+
+
 def mistype(rng: Random, text: str) -> str:
     """The text with one letter dropped, doubled or swapped with the next, inside a longer word."""
     found = list(WORD.finditer(text))
@@ -189,4 +212,4 @@ def mistype(rng: Random, text: str) -> str:
 
 
 CLASSIC, TRAINING, HELD_OUT = Wording("classic"), Wording("training"), Wording("held_out")
-BLIND_WORDING = Wording("blind")
+VALIDATION, BLIND_WORDING = Wording("validation"), Wording("blind")

@@ -16,6 +16,7 @@ import tasks
 import tools
 from batches import bucket_packer
 from tokenizers import Tokenizer
+from wording import CLASSIC, TRAINING
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "src/radixlm/assets/radix-tiny"
@@ -90,7 +91,7 @@ def test_a_question_can_be_made_to_stand_before_its_passage() -> None:
 def test_extraction_holds_only_what_the_text_says() -> None:
     rng = Random(4)
     for _ in range(100):
-        made = passages.extract(rng)
+        made = passages.extract(rng, rng.choice((CLASSIC, TRAINING)))
         for ask, turn in zip(made.messages[::2], made.messages[1::2], strict=True):
             for held in json.loads(turn["content"]).values():
                 assert isinstance(held, bool) or str(held) in ask["content"]
@@ -114,7 +115,7 @@ def test_the_stream_repeats_from_its_seed_and_differs_from_the_held_out_items() 
 
 
 def test_scoring_takes_the_right_answer_and_no_other() -> None:
-    for task in (*data.EVALUATIONS, *data.REWORDED, *data.UNSEEN):
+    for task in (*data.EVALUATIONS, *data.REWORDED, *data.UNSEEN, *data.CHECKS):
         item = data.evaluation(task, 0)
         want = item.answer()
         calls = want.get("tool_calls", [])
@@ -163,3 +164,19 @@ def test_the_bundled_template_renders_as_the_training_data_was() -> None:
     talk = data.evaluation("tool-two", 1)
     shown = made.render(messages=talk.prompt(), tools=talk.tools, add_generation_prompt=True)
     assert shown == chat.render(talk, prompt_only=True)
+
+
+def test_a_quick_score_decodes_what_the_exact_reply_does_not_settle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = [data.evaluation("capital", seed) for seed in range(3)]
+    decoded: list[chat.Conversation] = []
+
+    def direct(folder: Path, left: list[chat.Conversation], thinking: bool) -> list[bool]:
+        decoded.extend(left)
+        return [True] * len(left)
+
+    monkeypatch.setattr(evaluate, "forced", lambda folder, items: [True, False, True])
+    monkeypatch.setattr(evaluate, "direct", direct)
+    assert evaluate.quick(ASSETS, items) == [True, True, True]
+    assert decoded == [items[1]]

@@ -20,7 +20,9 @@ from wording import (
     SECTIONS,
     SLOT,
     TRAINING,
+    VALIDATION,
     Section,
+    loosen,
     mistype,
     num_expansions,
     plain,
@@ -51,6 +53,14 @@ def test_every_task_has_forty_phrasings_and_eight_held_out() -> None:
     assert not few
 
 
+def test_every_pattern_has_the_slots_of_its_section() -> None:
+    optional = {"tool-create_event": {"{h}"}, "tool-book_table": {"{d}"}}
+    for name, section in SECTIONS.items():
+        patterns = [*section.training, *section.held_out, *section.validation]
+        slots = {frozenset(SLOT.findall(line)) - optional.get(name, set()) for line in patterns}
+        assert len(slots) == 1 or name == "refuse", (name, slots)
+
+
 def test_training_says_nothing_that_is_held_out_or_blind() -> None:
     rng = Random(4)
     for name, section in all_sections().items():
@@ -67,6 +77,19 @@ def test_a_reserved_text_is_passed_over() -> None:
     assert plain("whats {a}-{b}") in BLIND_TEXTS
     assert not said & (section.reserved | BLIND_TEXTS)
     assert plain("count {a}-{b}") in said
+
+
+def test_validation_says_nothing_of_training_or_of_what_is_held_out() -> None:
+    sections = all_sections()
+    checked = {name for name, section in sections.items() if section.validation}
+    kinds = {row.removeprefix("check-") for row in data.CHECKS} - {"tool-one", "tool-two", "greet"}
+    assert kinds <= {name.split("-")[0] for name in checked}
+    for name in checked:
+        section = sections[name]
+        assert VALIDATION.lines(section) == section.validation
+        assert {plain(text) for text in section.validation} <= section.reserved
+        assert not set(section.validation) & {*section.training, *section.held_out}
+    assert VALIDATION.lines(Section(["a"], ["b"])) == ["a"]
 
 
 def test_no_classic_form_is_blind() -> None:
@@ -105,6 +128,16 @@ def test_what_stands_around_a_pattern_leaves_its_slots() -> None:
             made = [wording.dress(rng, pattern) for _ in range(20)]
             assert all(set(SLOT.findall(text)) <= set(SLOT.findall(pattern)) for text in made)
             assert len(set(made)) > 1 or name in AROUND, (name, pattern)
+
+
+def test_loosening_changes_small_words_and_marks_only() -> None:
+    text = "Hi, what is the sum of {a} and {b}, please?"
+    made = {loosen(Random(seed), text) for seed in range(400)}
+    assert {"Hi what is the sum of {a} and {b} please?", text, text[:-1] + "??"} <= made
+    assert any(" the " not in one for one in made)
+    for one in made:
+        assert SLOT.findall(one) == ["{a}", "{b}"]
+        assert {*re.findall(r"[a-z]+", one)} <= {*re.findall(r"[a-z]+", text)}
 
 
 def test_stray_words_stand_between_two_others() -> None:
