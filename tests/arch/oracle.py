@@ -188,6 +188,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
 
 # Further names of the same families.
 ALIASES = {
+    *("AquilaModel", "LLaMAForCausalLM", "TeleChat3ForCausalLM"),
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
     *("IQuestCoderForCausalLM", "MPTForCausalLM", "PhiMoEForCausalLM"),

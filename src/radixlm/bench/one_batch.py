@@ -168,6 +168,7 @@ def with_room(
         "max_prefill_tokens": max(prefill, config.schedule.max_prefill_tokens),
         "max_running_requests": max(-(-s.batch_size // parts) * parts for s in shapes),
         "schedule_conservativeness": 0.0,  # no other request will come
+        "num_continuous_decode_steps": 1,  # each token is measured
     }
     values = {name: value for name, value in values.items() if name not in given}
     return config.with_values(values), given | frozenset(values)

@@ -90,8 +90,13 @@ class StepRecorder:
         self.forward_s[decodes if len(items.starts) else "extend"] += (
             forward_s - model_s + sampled_s - sample_s + read_s - wait_s
         )
-        if result.counts is not None and items.more_N is None:
-            num_accepted = max(0, int(result.counts.sum()) - len(result.counts))
+        num_decodes = len(items.starts)
+        if result.counts is not None:
+            num_further = max(0, int(result.counts.sum()) - len(result.counts))
+            if items.more_N is None:
+                num_accepted = num_further
+            else:
+                num_decodes += num_further
         free, evicted = self._pages.num_free, self._cache.num_evicted
         for part in self._other_parts:
             free, evicted = free + part.pages.num_free, evicted + part.prefix_cache.num_evicted
@@ -104,7 +109,7 @@ class StepRecorder:
             sampled_s - sample_s,
             now_s - read_s,
             read_s - wait_s,
-            len(items.starts),
+            num_decodes,
             num_tokens,
             forced - self._num_forced,
             num_accepted,
