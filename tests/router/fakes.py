@@ -56,7 +56,7 @@ class Servers:
         return Response(200, [], body)
 
 
-async def until(is_so: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Let other tasks run until ``is_so``."""
 
     async def wait() -> None:
