@@ -64,7 +64,8 @@ class Watch:
 def server() -> Iterator[RunningServer]:
     if not (ASSETS / DEFAULT_MODEL / "config.json").is_file():
         pytest.skip("the bundled model is not here")
-    with RunningServer("--max-total-tokens", "8192", "--ui-show-text") as made:
+    flags = "--num-continuous-decode-steps", "1"  # steps are counted
+    with RunningServer("--max-total-tokens", "8192", "--ui-show-text", *flags) as made:
         yield made
 
 

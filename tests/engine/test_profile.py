@@ -16,8 +16,9 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 def test_the_steps_of_a_request_are_traced(tmp_path: Path) -> None:
     folder = cached_tiny("LlamaForCausalLM")
     with radixlm.Engine(
-        model_path=str(folder), cpu_threads=1, log_level="error", max_total_tokens=256
-    ) as engine:
+        model_path=str(folder), cpu_threads=1, log_level="error", max_total_tokens=256,
+        num_continuous_decode_steps=1,
+    ) as engine:  # fmt: skip
         params = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
         started = engine.start_profile(output_dir=str(tmp_path), num_steps=3, with_stack=False)
         assert started == {"output_dir": str(tmp_path)}
