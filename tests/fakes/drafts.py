@@ -137,6 +137,9 @@ class ForcedDrafts:
     ) -> None:
         self.steps.append((num_rows, num_tokens, seconds))
 
+    def pass_steps(self, count: int) -> None:
+        """Nothing is counted."""
+
     def skip_step(self) -> None:
         self.num_skipped += 1
 

@@ -332,3 +332,13 @@ def test_paths_count_before_anything_is_drafted() -> None:
         trees.chose_paths(1, 30)
         trees.gained(8)
     assert trees._best_lens([0.6], 0).any()
+
+
+def test_steps_of_several_tokens_count_as_many() -> None:
+    """No drafts stand for some steps: so many tokens, if steps decode several in turn."""
+    lengths = DraftLength(4, costs=CostTable(slope=5.0))
+    assert lengths.room(1) == 0
+    lengths.costs = CostTable(slope=0.01)
+    assert lengths.room(1) == 0
+    lengths.pass_steps(7)
+    assert lengths.room(1) > 0

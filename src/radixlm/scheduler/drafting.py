@@ -339,10 +339,14 @@ class Drafting:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long; one that goes on by itself, a pass of it."""
+        items = Items.of(plan.items)
+        if items.more_N is not None:
+            num_further = int(items.more_N.max())
+            self._num_paused = max(0, self._num_paused - num_further)
+            self.lengths.pass_steps(num_further)
         asks_host = self._own or self.drafter
         if not asks_host and (not self.has_device_drafter or self.lengths.is_asleep):
             return
-        items = Items.of(plan.items)
         if self._is_paused or items.prefills or not len(items.starts):
             self.lengths.skip_step()
             return

@@ -384,6 +384,14 @@ class DraftLength:
         if not is_first and not (num_tokens == num_rows and self._num_held > 0):
             self.costs.observe(num_tokens, seconds, draft_steps)
 
+    def pass_steps(self, count: int) -> None:
+        """So many steps more went by in one that decoded several tokens in turn."""
+        num_asleep = min(count, self._num_asleep)  # which count already
+        self._num_asleep -= num_asleep
+        self._num_steps += count - num_asleep
+        self._num_held -= count - num_asleep
+        self.trial.pass_steps(count - num_asleep)
+
     def skip_step(self) -> None:
         """A step also computed prompts: its time says nothing about drafts."""
         self.costs.forget_last()
