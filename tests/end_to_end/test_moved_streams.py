@@ -50,6 +50,7 @@ class Cluster:
 
     def __init__(self) -> None:
         flags = ("--max-total-tokens", "8192", "--max-running-requests", "16")
+        flags += ("--num-continuous-decode-steps", "1")  # events are compared one by one
         self.workers = [RunningServer(*flags) for _ in range(2)]
         urls = [worker.url for worker in self.workers]
         self.gateway: Process = gateway_process("--policy", "round_robin", "--worker-urls", *urls)

@@ -84,7 +84,7 @@ class Readers:
         self.on_fetch()
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not done():
                 self.all.tick()
                 await asyncio.sleep(0.005)
@@ -217,7 +217,7 @@ async def test_requests_follow_the_caches_of_the_workers(
         front.join(Worker(mocks[2].url))
         index = front.gateway.index
         assert index is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(index.index) < 2 * 200 // PAGE:
                 await asyncio.sleep(0.005)
 
@@ -231,7 +231,7 @@ async def test_requests_follow_the_caches_of_the_workers(
         assert [await asked(prompt) for prompt in prompts * 3] == [0, 1] * 3
         worker = front.gateway.registry.find(mocks[0].url)[0]
         servers[0].cache.reset()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while index.matched(prompts[0]):
                 await asyncio.sleep(0.005)
         prompt = id_prompt(prompts[0].tolist(), (None, None, None))
