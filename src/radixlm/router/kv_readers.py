@@ -28,6 +28,7 @@ END: Final = (-1).to_bytes(8, "big", signed=True)
 SLICE_S: Final = 0.002  # in which messages are taken before other work gets its turn
 REPLAY_WAIT_S: Final = 3.0
 QUIET_S: Final = 10.0  # without a message, after which the gateway asks whether it missed one
+FIRST_QUIET_S: Final = 1.0  # the first time, as a subscription takes effect after the connection
 
 
 class Reader:
@@ -40,7 +41,7 @@ class Reader:
         self._replayed: list[Message] = []
         self._num_asked = self._num_open = 0  # replays; those that have not ended
         self._asked_s = 0.0  # when the replay under way was asked for; 0: none is
-        self._heard_s = time.monotonic()
+        self._heard_s, self._quiet_s = time.monotonic(), FIRST_QUIET_S
         self._sub: Any = context.socket(zmq.SUB)
         self._dealer: Any = context.socket(zmq.DEALER) if feed.replay_endpoint else None
         self._sub.set_hwm(0)  # else ZeroMQ drops what goes beyond 1000 messages
@@ -61,6 +62,7 @@ class Reader:
     def restart(self) -> None:
         """Learn all anew."""
         self.stream.restart()
+        self._quiet_s = FIRST_QUIET_S
         self._ask()
 
     def close(self) -> None:
@@ -74,8 +76,8 @@ class Reader:
         """A replay that does not come ends; after silence it is asked what was missed."""
         if self._asked_s and now_s - self._asked_s > REPLAY_WAIT_S:
             self._end_replay()
-        elif not self._asked_s and now_s - self._heard_s > QUIET_S:
-            self._heard_s = now_s
+        elif not self._asked_s and now_s - self._heard_s > self._quiet_s:
+            self._heard_s, self._quiet_s = now_s, QUIET_S
             self._ask()
 
     def _sockets(self) -> list[tuple[Any, str]]:
