@@ -40,6 +40,8 @@ class ContinuousDecoding:
             return None
         table, slots = self._table, batch.slots
         computed = table.num_computed[slots]
+        if self._is_timed:  # the first tokens of a stream come one by one
+            most = min(most, int((computed - table.prefill_len[slots]).min()))
         lens = np.minimum(table.end[slots] - computed, most - 1)
         allocate_beyond(self._kv_manager, slots, computed, lens)
         if not np.count_nonzero(lens):
