@@ -110,6 +110,36 @@ class DeviceProposals(Record, eq=False):
     parents_RK: Tensor | None = None
 
 
+class DraftColumns:
+    """Collects the proposals of rows that are drafted together, one depth after another. Rows with
+    the longest drafts come first, those without any are left out: ``order_R`` are their numbers,
+    ``index_R`` the same on the device, ``lens`` the lengths of their drafts."""
+
+    def __init__(self, lens_R: Int32Array, where: torch.device) -> None:
+        shape = len(lens_R), int(lens_R.max())
+        self.order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
+        self.lens: Int32Array = lens_R[self.order_R]
+        self.index_R = torch.from_numpy(self.order_R).to(where)
+        self.tokens_RK = torch.zeros(shape, dtype=torch.int64, device=where)
+        self._survival_RK = torch.zeros(shape, device=where)
+        self._survival_R = torch.ones(len(self.lens), device=where)
+
+    def num_rows(self, depth: int) -> int:
+        """The first rows, whose drafts are longer than ``depth``."""
+        return int(np.count_nonzero(self.lens > depth))
+
+    def add(self, depth: int, tokens_R: Tensor, chance_R: Tensor) -> None:
+        """The tokens of the first rows at ``depth``, and the chance of each behind those before."""
+        index_R, self._survival_R = self.index_R[: len(tokens_R)], self._survival_R[: len(tokens_R)]
+        self._survival_R = self._survival_R * chance_R
+        self.tokens_RK[index_R, depth] = tokens_R
+        self._survival_RK[index_R, depth] = self._survival_R
+
+    def proposals(self) -> DeviceProposals:
+        """Of all rows, in their order."""
+        return DeviceProposals(self.tokens_RK, self._survival_RK)
+
+
 class FitWatch:
     """Warns once of a draft model that does not fit its target."""
 

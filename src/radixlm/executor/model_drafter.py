@@ -25,7 +25,7 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
 from radixlm.executor.draft_trees import DraftTrees
-from radixlm.executor.drafter import DeviceProposals, FitWatch, StepTail
+from radixlm.executor.drafter import DeviceProposals, DraftColumns, FitWatch, StepTail
 from radixlm.pools.pool import KvPool
 from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import ForwardBatch
@@ -284,9 +284,8 @@ class ModelDrafter:
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
         """Draft greedily, or with the target's noise where the temperature is high."""
-        most, where = int(lens_R.max()), self._tables.device
-        order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
-        lens, slots = lens_R[order_R], tail.slots_R.cpu().numpy()[order_R]
+        columns, most = DraftColumns(lens_R, self._tables.device), int(lens_R.max())
+        lens, slots = columns.lens, tail.slots_R.cpu().numpy()[columns.order_R]
         output, entries = self._write(slots), self._entries
         assert output is not None, "each row has a new token"
         ends = entries.done[slots]
@@ -294,20 +293,16 @@ class ModelDrafter:
         draw = Draw(states, self.net.target_ids_V, self._num_ids)
         if self._trees is not None:
             parts = self._trees.grow(slots, lens, self._tables_of(slots, ends + most), output, draw)
-            return self._proposed(parts, order_R, len(lens_R))
+            return self._proposed(parts, columns.order_R, len(lens_R))
         at_KR = ends + np.arange(most)[:, None]
         store_KR = entries.places(slots, np.minimum(at_KR, ends + lens - 1))
         table_SP = self._tables_of(slots, ends + most)
-        tokens_RK = torch.zeros(len(lens_R), most, dtype=torch.int64, device=where)
-        survival_RK = torch.zeros(len(lens_R), most, device=where)
-        index_R, survival_R = self._put(order_R), torch.ones(len(slots), device=where)
-        drafted, module = Drafted(slots, lens, tokens_RK[index_R]), 0
+        drafted, module = Drafted(slots, lens, columns.tokens_RK[columns.index_R]), 0
         for depth in range(most):
-            num = int(np.count_nonzero(lens > depth + 1))
+            num = columns.num_rows(depth + 1)
             tokens_R, chance_R = draw(output.logits_RV, self._put(at_KR[depth]))
-            survival_R = survival_R[: len(chance_R)] * chance_R
+            columns.add(depth, tokens_R, chance_R)
             drafted.tokens_RK[: len(tokens_R), depth] = tokens_R
-            survival_RK[index_R[: len(tokens_R)], depth] = survival_R
             if not num:
                 break
             if depth + 1 < len(self._modules):
@@ -321,10 +316,9 @@ class ModelDrafter:
             rows = table_SP[:num], slots[:num], tokens_R[:num]
             output = self._step(at, store, *rows, hidden_RD, module)
         self._finish(module, output, drafted)
-        tokens_RK[index_R] = drafted.tokens_RK
         if self.hidden is None:  # the entries of all but the last draft depend on tokens only
             entries.drafted(slots, ends + lens - 1)
-        return DeviceProposals(tokens_RK, survival_RK)
+        return columns.proposals()
 
     def _step(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import Int64Array, ranges
-from radixlm.executor.drafter import DeviceProposals, StepTail
+from radixlm.executor.drafter import DeviceProposals, DraftColumns, StepTail
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.step.plan import Int32Array
 
@@ -28,22 +28,14 @@ class ParallelDrafter(ModelDrafter):
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
         """Draft greedily, or with the target's noise where the temperature is high."""
-        most, where = int(lens_R.max()), self._tables.device
-        order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
-        lens, slots = lens_R[order_R], tail.slots_R.cpu().numpy()[order_R]
-        logits, at_R = self._logits(slots, lens)
+        columns = DraftColumns(lens_R, self._tables.device)
+        slots = tail.slots_R.cpu().numpy()[columns.order_R]
+        logits, at_R = self._logits(slots, columns.lens)
         states = [tail.sampling.states[slot] for slot in slots.tolist()]
-        draw, index_R = Draw(states, self.net.target_ids_V, self._num_ids), self._put(order_R)
-        tokens_RK = torch.zeros(len(lens_R), most, dtype=torch.int64, device=where)
-        survival_RK = torch.zeros(len(lens_R), most, device=where)
-        survival_R = torch.ones(len(lens), device=where)
+        draw = Draw(states, self.net.target_ids_V, self._num_ids)
         for depth, logits_RV in enumerate(logits):
-            num = len(logits_RV)
-            tokens_R, chance_R = draw(logits_RV, at_R[:num] + depth)
-            survival_R = survival_R[:num] * chance_R
-            tokens_RK[index_R[:num], depth] = tokens_R
-            survival_RK[index_R[:num], depth] = survival_R
-        return DeviceProposals(tokens_RK, survival_RK)
+            columns.add(depth, *draw(logits_RV, at_R[: len(logits_RV)] + depth))
+        return columns.proposals()
 
     def _logits(self, slots_R: Int64Array, lens_R: Int32Array) -> tuple[tuple[Tensor, ...], Tensor]:
         """The logits of each depth, of the first rows, whose drafts are as long, [R, V]; the

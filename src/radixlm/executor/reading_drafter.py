@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_draws import Draw
-from radixlm.executor.drafter import DeviceProposals, StatelessDrafter, StepTail
+from radixlm.executor.drafter import DeviceProposals, DraftColumns, StatelessDrafter, StepTail
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array
 
@@ -43,27 +42,22 @@ class ReadingDrafter(StatelessDrafter):
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
         """Draft greedily, or with the target's noise where the temperature is high."""
-        most, where = int(lens_R.max()), self._tables.device
-        order_R = np.argsort(-lens_R, kind="stable")[: np.count_nonzero(lens_R)]
-        lens, index_R = lens_R[order_R], torch.from_numpy(order_R).to(where)
+        columns = DraftColumns(lens_R, self._tables.device)
+        index_R = columns.index_R
         slots_R, at_R = tail.slots_R[index_R], tail.positions_R[index_R]
         assert tail.hidden_TD is not None, "the target leaves no hidden states"
         tokens_R, hidden_RN = tail.next_tokens_R[index_R], tail.hidden_TD[tail.last_R[index_R]]
-        tokens_RK = torch.zeros(len(lens_R), most, dtype=torch.int64, device=where)
-        survival_RK = torch.zeros(len(lens_R), most, device=where)
         states = [tail.sampling.states[slot] for slot in slots_R.tolist()]
-        draw, survival_R = Draw(states, None, self._num_ids), torch.ones(len(lens), device=where)
-        for depth in range(most):
-            num = int(np.count_nonzero(lens > depth))
+        draw = Draw(states, None, self._num_ids)
+        for depth in range(int(lens_R.max())):
+            num = columns.num_rows(depth)
             batch = self._batch(slots_R[:num], at_R[:num], tokens_R[:num])
             output = self.net.draft_step(batch, hidden_RN[:num])
             tokens_R, chance_R = draw(output.logits_RV, at_R[:num] + depth + 1)
-            survival_R = survival_R[:num] * chance_R
-            tokens_RK[index_R[:num], depth] = tokens_R
-            survival_RK[index_R[:num], depth] = survival_R
+            columns.add(depth, tokens_R, chance_R)
             assert output.hidden_RD is not None
             hidden_RN = output.hidden_RD
-        return DeviceProposals(tokens_RK, survival_RK)
+        return columns.proposals()
 
     def _batch(self, slots_R: Tensor, at_R: Tensor, tokens_R: Tensor) -> ForwardBatch:
         """One token of each row at the place behind the ``at_R`` tokens that it reads."""

@@ -173,10 +173,9 @@ class Scheduler:
         recorder = self.recorder
         wait_s = self.clock() if recorder is not None else 0.0
         result = self.executor.read(step)
-        read_s = self.clock() if recorder is not None else 0.0
-        now_s = self.clock()
-        self._observe_step(plan, result, now_s - max(self._step_start_s, self._step_end_s))
-        self._step_end_s = now_s
+        read_s = self.clock()
+        self._observe_step(plan, result, read_s - max(self._step_start_s, self._step_end_s))
+        self._step_end_s = read_s
         reply = self.committer.commit(plan, result)
         if recorder is not None:
             recorder.committed(plan, result, wait_s, read_s)
