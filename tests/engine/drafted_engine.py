@@ -13,6 +13,7 @@ from radixlm.base.record import replace
 from radixlm.engine import assemble as assembly
 from radixlm.scheduler.loop import Scheduler
 from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.tiny_checkpoint import cached_tiny
 
 
 @contextmanager
@@ -87,3 +88,15 @@ def note_proposals(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[Proposal]
 
     monkeypatch.setattr(kind, "propose", noted)
     return seen
+
+
+def small_options(target: str) -> dict[str, Any]:
+    """Of an engine of a tiny model whose prompts come in chunks, and a greedy answer."""
+    return {
+        "model_path": str(cached_tiny(target)),
+        "max_total_tokens": 512,
+        "max_running_requests": 2,
+        "page_size": 4,
+        "chunked_prefill_size": 16,
+        "sampling": {"temperature": 0, "max_new_tokens": 14, "ignore_eos": True},
+    }

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from radixlm.base.errors import ConfigError
 from radixlm.executor.medusa_drafter import MedusaDrafter
-from tests.engine.drafted_engine import Proposal, note_proposals
+from tests.engine.drafted_engine import Proposal, note_proposals, small_options
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model
 
@@ -77,12 +77,7 @@ def drafts(w: dict[str, Tensor], hidden_D: Tensor, lm_head: Tensor) -> list[int]
 
 def options(folder: Path) -> dict[str, Any]:
     return {
-        "model_path": str(cached_tiny(TARGET)),
-        "max_total_tokens": 512,
-        "max_running_requests": 2,
-        "page_size": 4,
-        "chunked_prefill_size": 16,
-        "sampling": {"temperature": 0, "max_new_tokens": 14, "ignore_eos": True},
+        **small_options(TARGET),
         "speculative_algorithm": "MEDUSA",
         "speculative_num_steps": HEADS + 1,  # for the last there is no head
         "speculative_draft_model_path": str(folder),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.executor.parallel_drafter import ParallelDrafter
-from tests.engine.drafted_engine import Proposal, note_proposals
+from tests.engine.drafted_engine import Proposal, note_proposals, small_options
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, reference_model
 from tests.models.reference_math import Weights, checkpoint
@@ -56,14 +56,8 @@ def head_drafts(w: Weights, text: list[int], taps_TN: Tensor) -> list[int]:
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": 14, "ignore_eos": True}
     return {
-        "model_path": str(cached_tiny(TARGET)),
-        "max_total_tokens": 512,
-        "max_running_requests": 2,
-        "page_size": 4,
-        "chunked_prefill_size": 16,
-        "sampling": sampling,
+        **small_options(TARGET),
         "dtype": "float32",
         "speculative_num_steps": STEPS,
         "speculative_draft_model_path": str(folder),
