@@ -197,7 +197,8 @@ void bind_program_args(nb::module_& m) {
         .def_rw("slots", &Draws::slots)
         .def_rw("vocab", &Draws::vocab)
         .def_rw("suppressed", &Draws::suppressed)
-        .def_rw("num_suppressed", &Draws::num_suppressed);
+        .def_rw("num_suppressed", &Draws::num_suppressed)
+        .def_rw("told", &Draws::told);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -74,6 +75,7 @@ struct Draws {
     int64_t vocab = 0;
     Address suppressed = 0;  // int64 [num_suppressed]: never drawn
     int64_t num_suppressed = 0;
+    std::function<void(int)> told;  // called between a pass and the draws of the next; may change masks
 };
 
 // Buffers are numbers that `buffer` returned, -1 for none. `selected`: of the wanted rows only.

@@ -29,12 +29,14 @@ void Program::go_on(Step c, const Draws& d) {
             float* x = rows[r].logits = at<float>(c.logits) + r * c.ld_logits;
             for (int64_t i = 0; i < d.num_suppressed; i++)
                 x[suppressed[i]] = -std::numeric_limits<float>::infinity();
-            at<uint8_t>(d.is_bad)[pass * n + r] = is_bad_row(x, d.vocab);
         }
         SampleArgs a;
         a.rows = rows, a.num_rows = n, a.vocab = d.vocab, a.tokens = tokens;
         sample(a, c.threads);
+        for (int64_t r = 0; r < n; r++)
+            at<uint8_t>(d.is_bad)[pass * n + r] = is_bad_row(rows[r].logits, d.vocab);
         if (pass + 1 == d.passes) return;
+        if (d.told) d.told(pass);
         for (int64_t r = 0; r < n; r++)
             if (pass + 1 < counts[r]) ids[r] = int32_t(tokens[r]), positions[r]++, kv_len[r]++;
         for (size_t g = 0; g < c.groups.size(); g++)

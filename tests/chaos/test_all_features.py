@@ -16,8 +16,9 @@ from radixlm.base.record import replace
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.request_state import RequestState
-from radixlm.scheduler.hooks import Feature, Mask
+from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
+from radixlm.step.masks import Mask, Masks
 from radixlm.step.plan import Item
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
@@ -64,8 +65,8 @@ class Grammar(Feature):
         self.asked[request.rid] = self.asked.get(request.rid, 0) + 1
         return request.wire.grammar is None or self.asked[request.rid] > 1
 
-    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        found = {}
+    def masks(self, items: Sequence[Item]) -> Masks:
+        found = Masks()
         for index, item in enumerate(items):
             if item.emit and item.rid in self.states:
                 kind, place, _ = self.states[item.rid]
@@ -94,7 +95,7 @@ class Grammar(Feature):
 class DetailedExecutor(MortalExecutor):
     """An executor that returns log-probabilities and hidden states with the tokens."""
 
-    def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
+    def sample(self, step: FakeStep, masks: Masks) -> None:
         super().sample(step, masks)
         for item, got in zip(step.plan.items, step.results, strict=True):
             self.tell(item, got)

@@ -13,6 +13,7 @@ import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.features.token_rules import TokenRules
 from radixlm.scheduler.hooks import Feature, Hooks
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Item
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.tiny_checkpoint import cached_tiny
@@ -109,8 +110,8 @@ def test_masks_that_leave_nothing_together() -> None:
         def __init__(self, mask: int) -> None:
             self.mask = np.array([mask], np.int32)
 
-        def masks(self, items: object) -> dict[int, np.ndarray]:
-            return {0: self.mask}
+        def masks(self, items: object) -> Masks:
+            return Masks({0: self.mask})
 
     def of(*words: int) -> int:
         return int(Hooks([Fixed(word) for word in words]).masks([])[0][0])

@@ -22,11 +22,12 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.sampling.table import SamplingTable
-from radixlm.scheduler.hooks import Feature, Hooks, Mask
+from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.batch import ForwardBatch
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Int32Array, Item, Items, PageCopy
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
@@ -159,8 +160,8 @@ class Countdown(Feature):
             self._last[request.rid] = int(request.ids[-1])
         return request.wire.grammar is not None
 
-    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        found = {}
+    def masks(self, items: Sequence[Item]) -> Masks:
+        found = Masks()
         for index, (item, drafted) in enumerate(with_drafts(Items.of(items))):
             if item.emit and item.rid in self._last:
                 before = [self._last[item.rid], *drafted]

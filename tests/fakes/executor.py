@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from radixlm.base.record import replace
+from radixlm.step.masks import Masks
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 
@@ -82,7 +83,8 @@ class FakeExecutor:
         self.next: dict[int, int] = {}
         self.owner: dict[int, str] = {}
         self.steps: list[StepPlan] = []
-        self.goes_on, self.num_further = True, 0  # of steps of several tokens in turn
+        # of steps of several tokens in turn: those behind the first, and of rows with masks
+        self.goes_on, self.num_further, self.num_followed = True, 0, 0
 
     def forward(self, plan: StepPlan) -> FakeStep:
         self.steps.append(plan)
@@ -125,24 +127,34 @@ class FakeExecutor:
             assert page != 0, "a token of the window has no page"
             self.window_kv[page, place % self.page_size] = token
 
-    def _go_on(self, step: FakeStep, more_N: np.ndarray) -> None:
+    def _go_on(self, step: FakeStep, more_N: np.ndarray, masks: Masks) -> None:
         """Sample a token of each row, then compute and sample those behind it."""
-        for item, more in zip(step.plan.items, more_N.tolist(), strict=True):
-            slot, got = item.slot, ItemResult()
-            for place in range(item.start, item.start + 1 + more):
+        items, rows = step.plan.items, np.full((len(more_N), 1), -1, np.int32)
+        for index, mask in masks.items():
+            rows[index] = mask
+        assert masks.follow is None or masks.keys() <= set(masks.follow.rows)
+        step.results += [ItemResult() for _ in items]
+        for place in range(1 + int(more_N.max())):
+            if place and masks.follow is not None:
+                masks.follow([got.tokens[-1] for got in step.results], rows)
+            for item, got, more, mask in zip(items, step.results, more_N, rows, strict=True):
+                if place > more:
+                    continue
+                end = item.start + place + 1
                 if got.tokens:
-                    self._write(slot, place, got.tokens[-1])
-                    self._check_window(slot, place, place + 1)
-                got.tokens += (next_token(self.prefix(slot, place + 1)),)
-            self.next[slot] = got.tokens[-1]
-            step.results.append(got)
-            self.num_further += len(got.tokens) - 1
+                    self._write(item.slot, end - 1, got.tokens[-1])
+                    self._check_window(item.slot, end - 1, end)
+                got.tokens += (next_token(self.prefix(item.slot, end), mask),)
+                self.next[item.slot] = got.tokens[-1]
+        self.num_further += int(more_N.sum())
+        if masks.follow is not None:
+            self.num_followed += int(more_N[list(masks.follow.rows)].sum())
 
-    def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
+    def sample(self, step: FakeStep, masks: Masks) -> None:
         items = Items.of(step.plan.items)
         if items.more_N is not None:
-            if not masks and self.goes_on:
-                self._go_on(step, items.more_N)
+            if self.goes_on and (masks.follow is not None or not masks):
+                self._go_on(step, items.more_N, masks)
                 return
             items = items.first_tokens()
         for index, (item, drafted) in enumerate(with_drafts(items)):
@@ -228,7 +240,7 @@ class StagedExecutor(FakeExecutor):
     is not known before."""
 
     unknown: set[int]  # slots whose next token is not known
-    masks: dict[int, dict[int, Any]]
+    masks: dict[int, Masks]
     sizes: list[int]  # decode rows of each step
 
     def forward(self, plan: StepPlan) -> FakeStep:
@@ -242,7 +254,7 @@ class StagedExecutor(FakeExecutor):
         self.unknown |= {item.slot for item in items if item.emit}
         return step
 
-    def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
+    def sample(self, step: FakeStep, masks: Masks) -> None:
         self.masks[step.plan.index] = masks
 
     def read(self, step: FakeStep) -> StepResult:
@@ -310,10 +322,11 @@ class GroupedExecutor:
             copies=tuple(own(plan.copies)),
         )  # fmt: skip
 
-    def sample(self, steps: list[FakeStep], masks: dict[int, Any]) -> None:
+    def sample(self, steps: list[FakeStep], masks: Masks) -> None:
         for group, (step, one) in enumerate(zip(steps, self.groups, strict=True)):
             places = self.places[group]
-            one.sample(step, {places[i]: mask for i, mask in masks.items() if i in places})
+            mine = {places[i]: mask for i, mask in masks.items() if i in places}
+            one.sample(step, Masks(mine))
 
     def read(self, steps: list[FakeStep]) -> StepResult:
         by_slot = {

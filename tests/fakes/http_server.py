@@ -34,6 +34,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
@@ -88,7 +89,7 @@ class ScriptedExecutor:
             self.length[admission.rid] = len(admission.prompt_ids)
         return plan
 
-    def sample(self, step: StepPlan, masks: dict[int, Any]) -> None:
+    def sample(self, step: StepPlan, masks: Masks) -> None:
         if self.is_slow:
             time.sleep(SLOW_S)
 

@@ -3,6 +3,7 @@ that decode one, for families of all kinds of attention and every way to sample.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -90,3 +91,41 @@ def test_small_caches(dtype: str, _counted: list[int]) -> None:
     expected = answers("Qwen3ForCausalLM", 1, PLAIN, **options)
     assert answers("Qwen3ForCausalLM", 7, PLAIN, **options) == expected
     assert 7 in _counted
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "size": {"enum": ["small", "large"]},
+        "numbers": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+    },
+    "required": ["name", "size"],
+}
+GRAMMARS: list[dict[str, Any]] = [
+    {"temperature": 0, "json_schema": json.dumps(SCHEMA), "max_new_tokens": 25},
+    {"temperature": 1.2, "sampling_seed": 1, "json_schema": json.dumps(SCHEMA)},
+    {"temperature": 1.5, "sampling_seed": 2, "regex": "(ab|ba|c)*d", "max_new_tokens": 33},
+    {"temperature": 0.9, "sampling_seed": 3, "max_new_tokens": 40, "ignore_eos": True},
+    {"temperature": 1.0, "sampling_seed": 4, "ebnf": 'root ::= "yes, " [0-9]+ | "no"'},
+]
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+def test_grammars(jumps: bool, _counted: list[int]) -> None:
+    """The masks of the tokens in turn follow those that were sampled before them."""
+
+    def texts(passes: int) -> list[Any]:
+        with Engine(
+            num_continuous_decode_steps=passes, disable_jump_forward=not jumps,
+            cpu_threads=1, max_total_tokens=2048, random_seed=1,
+        ) as engine:  # fmt: skip
+            params = [{"max_new_tokens": 50, **one} for one in GRAMMARS]
+            found = engine.generate(["Tell of it:"] * len(params), params)
+            found.append(engine.generate("And?", params[1]))
+        return [(one["output_ids"], one["meta_info"]["finish_reason"]) for one in found]
+
+    expected = texts(1)
+    assert not _counted
+    assert texts(6) == expected
+    assert _counted.count(6) > 5

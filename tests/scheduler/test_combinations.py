@@ -212,8 +212,8 @@ def check_answers(harness: SchedulerHarness, answers: dict[str, Any], seed: int)
 
 def play(seed: int, paths: int = 0, passes: int = 1) -> tuple[int, ...]:
     """One case, with trees of so many further ``paths``, with ``passes`` of a step. How many tokens
-    were drafted, accepted and given by further paths, how often memory was released, and how many
-    tokens steps went on to."""
+    were drafted, accepted and given by further paths, how often memory was released, how many
+    tokens steps went on to, and how many of them with masks."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
@@ -265,16 +265,16 @@ def play(seed: int, paths: int = 0, passes: int = 1) -> tuple[int, ...]:
             harness.mine.send(AbortRequest(rids=(rng.choice(sorted(requests)),)))
     harness.run()
     check_answers(harness, answers, seed)
-    num_further = getattr(harness.executor, "num_further", 0)
+    further = [getattr(harness.executor, name, 0) for name in ("num_further", "num_followed")]
     rounds = [one for each in drafts.rounds.values() for one in each] if drafts else []
     drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).sum(0).tolist()
-    return drafted, accepted, drafts.num_gained if drafts else 0, num_released, num_further
+    return drafted, accepted, drafts.num_gained if drafts else 0, num_released, *further
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_drawn_cases(first: int) -> None:
     cases = [play(seed) for seed in range(first, first + 40)]
-    drafted, accepted, _, num_released, _ = np.sum(cases, axis=0)
+    drafted, accepted, _, num_released, *_ = np.sum(cases, axis=0)
     assert drafted > accepted > 50
     assert num_released > 2
 
@@ -288,7 +288,9 @@ def test_drawn_trees() -> None:
 def test_drawn_continuations() -> None:
     """The same with several tokens in turn."""
     cases = [play(seed, passes=(0, 2, 5, 40)[seed % 4]) for seed in range(6000, 6060)]
-    assert np.sum(cases, axis=0)[4] > 200
+    num_further, num_followed = np.sum(cases, axis=0)[4:]
+    assert num_further > 200
+    assert num_followed > 50  # under a grammar
 
 
 @pytest.mark.slow

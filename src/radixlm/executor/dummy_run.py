@@ -3,19 +3,19 @@ measure the memory that they need; one of every kind runs at start, so that no r
 compiler. All pages of requests are page 0, so the results mean nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from radixlm.executor.runner import Runner
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Admission, Drafts, Item, Items, PageCopy, StepPlan
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
 _NO_IDS = np.zeros(0, np.int32)
-_NO_MASKS: Mapping[int, NDArray[np.int32]] = {}
+_NO_MASKS = Masks()
 # top-p needs the most memory of all ways to sample
 _SAMPLING = SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, sampling_seed=1)
 _PENALISED = SamplingParams(
@@ -73,7 +73,7 @@ class DummyRun:
     def sampling(self) -> None:
         """Sample a token in every way: plainly, with a grammar's mask, with log-probabilities, with
         penalties and a bias."""
-        masks = {0: np.full(-(-self._runner.sampling.vocab_size // 32), -1, np.int32)}
+        masks = Masks({0: np.full(-(-self._runner.sampling.vocab_size // 32), -1, np.int32)})
         item = self._decode(0)
         with_logprobs = msgspec.structs.replace(item, logprobs=LogprobParams(top=2))
         for items in ((item,), (with_logprobs,)):
@@ -99,7 +99,7 @@ class DummyRun:
     def _run(
         self,
         items: Sequence[Item],
-        masks: Mapping[int, NDArray[np.int32]] = _NO_MASKS,
+        masks: Masks = _NO_MASKS,
         admissions: tuple[Admission, ...] = (),
         copies: tuple[PageCopy, ...] = (),
     ) -> None:

@@ -10,14 +10,12 @@ them while rank 0 waits for room to hand on the next step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.distributed.record import Choices, StepTokens, unpack_choices
@@ -27,6 +25,7 @@ from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch
+from radixlm.step.masks import Masks
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import CHOICES, HIDDEN, LOGITS, TAPS, TARGETS, StepResult
 
@@ -46,7 +45,7 @@ class _Pending:
     ) -> None:
         """``chosen``: the experts that tokens chose in the first stage, and the tokens."""
         self.results, self.done, self.chosen = results, done, chosen
-        self.masks: Mapping[int, NDArray[np.int32]] = {}
+        self.masks = Masks()
 
     def take(self, kind: str) -> Tensor | None:
         """Wait for the next result, if it is of this kind; it is on the host."""
@@ -102,7 +101,7 @@ class PipelinedRunner(Runner):
         """Keep what the first stage chose until the others' choices are there."""
         self._chosen = chosen, tokens()
 
-    def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    def sample(self, step: StepHandle, masks: Masks) -> None:
         """Keep the masks for when the logits are there."""
         self._pending[step.plan.index].masks = masks
 

@@ -5,20 +5,19 @@ message begins with its kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.executor.results import StepHandle, reads_head
 from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanEncoder
+from radixlm.step.masks import Masks
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.tiers import base as tiers
@@ -101,7 +100,7 @@ class Relay:
         with _together():
             return self.runner.forward(plan)
 
-    def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    def sample(self, step: StepHandle, masks: Masks) -> None:
         self.runner.sample(step, masks)
 
     def read(self, step: StepHandle) -> StepResult:

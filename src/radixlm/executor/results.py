@@ -28,6 +28,7 @@ from radixlm.sampling.cuda import DeviceLogprobs
 from radixlm.sampling.drafts import Accepted, DraftRows
 from radixlm.sampling.table import SamplingTable, SlotState
 from radixlm.step.batch import ForwardBatch
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, Proposals, StepResult
 from radixlm.wire.media import plain_ids
@@ -113,7 +114,7 @@ class StepHandle:
             return wanted
         return [wanted[n] for n in self.drafts.sequence_R.tolist()]
 
-    def token_mask(self, masks: Mapping[int, NDArray[np.int32]], is_pinned: bool) -> Tensor | None:
+    def token_mask(self, masks: Masks, is_pinned: bool) -> Tensor | None:
         """The masks by item as int32 [R, W], in a host tensor of this step's own."""
         if not masks:
             return None

@@ -54,6 +54,7 @@ from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import Continuation, ForwardBatch
+from radixlm.step.masks import Follow, Masks
 from radixlm.step.plan import Admission, Int32Array, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
@@ -359,7 +360,7 @@ class Runner:
 
     # ---- sampling --------------------------------------------------------------------------
 
-    def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    def sample(self, step: StepHandle, masks: Masks) -> None:
         """Launch sampling for each item that emits; the tokens go to the token table."""
         shape = step.shape
         if not shape.num_rows:
@@ -373,7 +374,8 @@ class Runner:
             i.emit and i.logprobs is not None for i in items.prefills
         )
         if step.more_N is not None:
-            self.device.launch(partial(self._sample_further, step, step.more_N, mask_RW))
+            further = partial(self._sample_further, step, step.more_N, mask_RW, masks.follow)
+            self.device.launch(further)
         elif self.device.is_synchronous or wants_logprobs or not shape.kinds.all_plain:
             self.device.launch(partial(self._sample_any, step, mask_RW, wants_logprobs))
         else:
@@ -403,10 +405,13 @@ class Runner:
         self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.accepted)
 
     @torch.inference_mode()
-    def _sample_further(self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None) -> None:
+    def _sample_further(
+        self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None, follow: Follow | None
+    ) -> None:
         """Sample a token of each row, and go on with those that may have more if the model can."""
-        shape, counts_N = step.shape, more_N + 1
-        found = self._go_on(step, counts_N) if mask_RW is None and shape.kinds.all_plain else None
+        shape, counts_N, found = step.shape, more_N + 1, None
+        if shape.kinds.all_plain and (mask_RW is None or follow is not None):
+            found = self._go_on(step, counts_N, mask_RW, follow)
         if found is None:
             self._sample_any(step, mask_RW, False)
             counts_N = np.ones_like(counts_N)
@@ -422,7 +427,13 @@ class Runner:
         assert step.sampled_N is not None
         step.sampled_N = torch.cat((step.sampled_N, torch.from_numpy(counts_N)))
 
-    def _go_on(self, step: StepHandle, counts_N: Int32Array) -> tuple[Tensor, Tensor] | None:
+    def _go_on(
+        self,
+        step: StepHandle,
+        counts_N: Int32Array,
+        mask_RW: Tensor | None,
+        follow: Follow | None,
+    ) -> tuple[Tensor, Tensor] | None:
         """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
         by itself."""
         go_on, slots_N = getattr(self.model, "go_on", None), step.shape.slots_R
@@ -431,11 +442,16 @@ class Runner:
             return None
         assert step.batch is not None and step.logits_RV is not None
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
-        how = Continuation(
-            counts_N,
-            self.sampler.plain_rows(slots_N, positions_PN),
-            step.inputs.builder.stores(len(slots_N), counts_N),
-        )
+        rows, told = self.sampler.plain_rows(slots_N, positions_PN), None
+        if follow is not None:
+            masks_NW = np.full((len(slots_N), -(-step.logits_RV.shape[1] // 32)), -1, np.int32)
+            if mask_RW is not None:
+                masks_NW[:] = mask_RW.numpy()
+            masked = np.array(follow.rows)
+            rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
+            told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
+        stores = step.inputs.builder.stores(len(slots_N), counts_N)
+        how = Continuation(counts_N, rows, stores, told)
         found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
         return found
 

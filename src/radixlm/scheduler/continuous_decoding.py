@@ -41,7 +41,7 @@ class ContinuousDecoding:
         table, slots = self._table, batch.slots
         computed = table.num_computed[slots]
         if self._is_timed:  # the first tokens of a stream come one by one
-            most = min(most, int((computed - table.prefill_len[slots]).min()))
+            most = min(most, int((computed - table.prompt_len[slots]).min()))
         lens = np.minimum(table.end[slots] - computed, most - 1)
         allocate_beyond(self._kv_manager, slots, computed, lens)
         if not np.count_nonzero(lens):
@@ -50,9 +50,10 @@ class ContinuousDecoding:
         return Drafts(lens.astype(np.int32), None, continues=True)
 
     def _goes_on(self, batch: DecodeBatch) -> bool:
-        """Whether a batch may have several passes: no feature looks at each of its tokens."""
-        is_fast = self._table.is_fast_path[batch.slots]
-        is_free = batch is not self._refused and np.count_nonzero(is_fast) == len(is_fast)
+        """Whether a batch may have several passes: no feature must see each of its tokens before
+        the next."""
+        goes_on = self._table.goes_on[batch.slots]
+        is_free = batch is not self._refused and np.count_nonzero(goes_on) == len(goes_on)
         return self._most > 1 and is_free
 
     def _num_passes(self, pass_s: float) -> int:

@@ -22,16 +22,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixlm.scheduler.request import Request
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Item
-
-Mask = NDArray[np.int32]
 
 
 class Feature:
-    """Base of features: every hook does nothing; a feature overrides those that it needs."""
+    """Base of features: every hook does nothing; a feature overrides those that it needs.
+
+    ``follows``: a step may decode several tokens in turn for its requests: ``committed`` and
+    ``forced`` need no token before the next is sampled, and its masks can follow (``Masks``)."""
+
+    follows = False
 
     def arrive(self, request: Request) -> bool:
         """The request has arrived; raising RadixError refuses it. Whether ``committed`` and
@@ -56,11 +59,10 @@ class Feature:
         of requests whose ``arrive`` was True."""
         return tokens[:room]
 
-    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        """Index of the item -> packed bitmask [ceil(vocab / 32)] of the allowed tokens. Where the
-        item has drafts (``Items.drafts_of``): one for each place [drafts + 1, ceil(vocab / 32)];
-        those of places that cannot be reached allow something."""
-        return {}
+    def masks(self, items: Sequence[Item]) -> Masks:
+        """See ``Masks``. The drafts are ``Items.drafts_of``; the masks of places that cannot be
+        reached allow something."""
+        return Masks()
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
         """Tokens were appended to the request; raising RequestError fails it. True: its output is
@@ -111,10 +113,12 @@ class Hooks:
         self._forced, self._tick = overriding("forced"), overriding("tick")
         self._token_features = {*self._committed, *self._forced}
 
-    def arrive(self, request: Request) -> bool:
-        """Whether ``committed`` and ``forced`` are to be called for the request."""
+    def arrive(self, request: Request) -> None:
+        """Ask all features, and note whether ``committed`` and ``forced`` are to be called."""
         answers = [(feature, feature.arrive(request)) for feature in self.features]
-        return any(wants for feature, wants in answers if feature in self._token_features)
+        hooked = [f for f, wants in answers if wants and f in self._token_features]
+        request.has_token_hook = bool(hooked)
+        request.goes_on = all(feature.follows for feature in hooked)
 
     def ready(self, request: Request) -> bool:
         # every feature is asked, so that all of them prepare at the same time
@@ -130,12 +134,16 @@ class Hooks:
             extras.update(feature.extend(items))
         return extras
 
-    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
+    def masks(self, items: Sequence[Item]) -> Masks:
         """The masks of all features; several masks of one place are intersected, and where that
         leaves nothing the first holds: a grammar must go on or end."""
-        masks: dict[int, Mask] = {}
-        for feature in self._masks:
-            for index, mask in feature.masks(items).items():
+        answers = [feature.masks(items) for feature in self._masks]
+        given = [one for one in answers if one or one.follow is not None]
+        if len(given) == 1:
+            return given[0]
+        masks = Masks()
+        for one in given:
+            for index, mask in one.items():
                 first = masks.setdefault(index, mask)
                 if first is not mask:
                     both = first & mask

@@ -18,7 +18,7 @@ from radixlm.observe.ring import StepRing
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
 from radixlm.scheduler.drafting import Drafting
-from radixlm.scheduler.hooks import Hooks, Mask
+from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
@@ -26,6 +26,7 @@ from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
 from radixlm.scheduler.request import UNLIMITED, Request
 from radixlm.scheduler.step_log import StepLog
+from radixlm.step.masks import Masks
 from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.channel import Channel
@@ -46,7 +47,7 @@ class Executor(Protocol):
     def forward(self, plan: StepPlan) -> Any:
         """Launch the step and return its handle without waiting."""
 
-    def sample(self, step: Any, masks: dict[int, Mask]) -> None:
+    def sample(self, step: Any, masks: Masks) -> None:
         """Launch the sampling of the step's tokens; ``masks`` by index of the item."""
 
     def read(self, step: Any) -> StepResult:
@@ -306,7 +307,7 @@ class Scheduler:
         self.arriving = request.rid
         refused: RadixError | None = None
         try:
-            request.has_token_hook = self.hooks.arrive(request)
+            self.hooks.arrive(request)
         except RadixError as error:
             refused = error
         self.arriving = None

@@ -59,6 +59,7 @@ class Request:
         "dropped_output",
         "emit_interval",
         "finish",
+        "goes_on",
         "group",
         "handle",
         "has_token_hook",
@@ -116,8 +117,10 @@ class Request:
         self.retractions = 0
         self.queued_s = wire.arrival_s
         self.started_s = 0.0
-        # set on arrival; has_token_hook: a feature wants to be called with its tokens
-        self.max_len, self.emit_interval, self.has_token_hook = 0, 1, False
+        # set on arrival; has_token_hook: a feature wants to be called with its tokens; goes_on: and
+        # needs none of them before the next
+        self.max_len, self.emit_interval = 0, 1
+        self.has_token_hook, self.goes_on = False, True
 
     # ---- tokens ----------------------------------------------------------------------------
 
@@ -213,10 +216,12 @@ class Request:
         # the last token is never computed, as nothing is sampled after it
         table.max_len[slot], table.end[slot] = self.max_len, self.max_len - 1
         table.check_at[slot] = min(self.max_len, self._num_stored + RECENT)
-        table.prefill_len[slot], table.emit_interval[slot] = self.prefill_len, self.emit_interval
+        table.prompt_len[slot], table.prefill_len[slot] = self.prompt_len, self.prefill_len
+        table.emit_interval[slot] = self.emit_interval
         needs_extras = self.wire.logprobs is not None or self.wire.wants_rows
         table.needs_extras[slot], table.rids[slot] = needs_extras, self.rid
         table.is_fast_path[slot] = not (self.has_token_hook or needs_extras)
+        table.goes_on[slot] = self.goes_on and not needs_extras
 
     def release_slot(self) -> None:
         """Give the slot back and keep the tokens."""

@@ -15,7 +15,7 @@ Int32Array = NDArray[np.int32]
 
 RECENT = 64  # capacity of a row's ring buffer of recent tokens
 _INITIAL_PAGES = 8
-_NUM_COLUMNS = 10
+_NUM_COLUMNS = 11
 
 
 class SlotTable:
@@ -27,6 +27,7 @@ class SlotTable:
     num_tokens     tokens known: the prompt and the output so far
     num_sent       tokens that were sent to intake
     num_allocated  tokens that the row's pages can hold
+    prompt_len     tokens before the output
     prefill_len    tokens to compute as prefill; the row decodes once it has computed them
     end            the row decodes while num_computed < end; 0 once the request has ended
     max_len        value of num_tokens at which the request ends
@@ -42,6 +43,7 @@ class SlotTable:
             self.num_tokens,
             self.num_sent,
             self.num_allocated,
+            self.prompt_len,
             self.prefill_len,
             self.end,
             self.max_len,
@@ -52,6 +54,8 @@ class SlotTable:
         self.needs_extras = np.zeros(num_slots + 1, np.bool_)
         # it runs, needs no extras and no feature follows its tokens: committed as a column
         self.is_fast_path = np.zeros(num_slots + 1, np.bool_)
+        # a step may decode several of its tokens in turn
+        self.goes_on = np.zeros(num_slots + 1, np.bool_)
         self.rids = np.full(num_slots + 1, "", np.object_)
         self.recent: Int32Array = np.zeros((num_slots + 1, RECENT), np.int32)
         self.pages: Int32Array = np.zeros((num_slots + 1, _INITIAL_PAGES), np.int32)

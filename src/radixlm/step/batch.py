@@ -136,11 +136,14 @@ class Continuation(Record, eq=False):
     rows      kernels.cpu.sample.ROW [P, S]: how the tokens are sampled
     store_GP  int32 [P - 1, S] for each group: where all tokens but the last are stored; 0 behind
               the last of a sequence
+    told      called with the tokens of each place, int64 [S], before those of the next are sampled:
+              changes the masks that the rows point to
     """
 
     counts_S: np.ndarray
     rows: np.ndarray
     store_GP: tuple[np.ndarray, ...]
+    told: Callable[[Tensor], None] | None = None
 
 
 class MRopeIds(Record):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.scheduler.hooks import Feature, Mask
+from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
+from radixlm.step.masks import Mask, Masks
 from radixlm.step.plan import Item, Items
 
 
@@ -59,12 +60,13 @@ class TokenRules(Feature):
             self._rules[request.rid] = _Rules(request, self._vocab)
         return False
 
-    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
+    def masks(self, items: Sequence[Item]) -> Masks:
         if not self._rules:
-            return {}
+            return Masks()
         items = Items.of(items)
         found = ((i, self._rules.get(item.rid)) for i, item in enumerate(items) if item.emit)
-        return {i: rules.mask(items.drafts_of(i).tolist()) for i, rules in found if rules}
+        masks = {i: rules.mask(items.drafts_of(i).tolist()) for i, rules in found if rules}
+        return Masks(masks)
 
     def release(self, request: Request) -> None:
         self._rules.pop(request.rid, None)

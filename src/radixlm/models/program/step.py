@@ -183,6 +183,8 @@ class StepProgram:
         draws.tokens, draws.is_bad = tokens_PS.data_ptr(), is_bad_PS.data_ptr()
         draws.slots = [store.ctypes.data for store in how.store_GP]
         draws.suppressed, draws.num_suppressed = suppressed.data_ptr(), len(suppressed)
+        if (told := how.told) is not None:
+            draws.told = lambda place: told(tokens_PS[place])
         self._program.go_on(step, draws)
         return tokens_PS, is_bad_PS
 
