@@ -309,3 +309,8 @@ def test_many_drawn_cases() -> None:
 def test_many_drawn_trees() -> None:
     for seed in range(3040, 5040):
         play(seed, 2 + seed % 5)
+
+
+def test_an_end_behind_a_marker_of_the_same_step() -> None:
+    """Tokens in turn that pass the marker before a grammar, and then end the output."""
+    play(7263, passes=40)

@@ -242,15 +242,17 @@ class GrammarFeature(Feature):
             state.walk.back()
         if state.error is not None:
             raise state.error
+        is_end = False
         for token in tokens:
             if state.committed in state.errors:
                 raise state.errors[state.committed]
             state.committed = (*state.committed, token)
-        state.pending.extend(tokens)
-        if not self._eos_ids:
-            return self._is_complete(state)
-        # in reasoning, which comes before the grammar, the end of the output is not its end
-        return state.after is None and tokens[-1] in self._eos_ids
+            if token in self._eos_ids:
+                # in reasoning, which comes before the grammar, the end of the output is not its end
+                state.advance()
+                is_end = state.after is None
+            state.pending.append(token)
+        return is_end if self._eos_ids else self._is_complete(state)
 
     def _is_complete(self, state: GrammarState) -> bool:
         """Whether nothing can follow. Asked only where no EOS tells it."""
