@@ -747,7 +747,6 @@ class Block(Record):
 
     @property
     def attention(self) -> Attention | LatentAttention | CompressedSparseAttention | None:
-        """The attention, or None."""
         if self.shared_block is not None:
             return self.shared_block.attention
         mixer = self.mixer

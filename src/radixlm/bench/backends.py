@@ -206,7 +206,6 @@ class Backend:
     port: int = 30000
 
     def body(self, row: Row, options: RequestOptions) -> dict[str, Any]:
-        """The request for one row."""
         if self.meter is NativeMeter:
             return _native_body(row, options)
         if row.images and self.takes_ids:

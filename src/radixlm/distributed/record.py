@@ -220,7 +220,6 @@ def pack_choices(chosen: Choices) -> Tensor:
 
 
 def unpack_choices(packed: Tensor) -> list[Tensor | None]:
-    """What ``pack_choices`` has packed."""
     rest, chosen = packed.long(), []
     while len(rest):
         rows, width = rest[:2].tolist()

@@ -26,7 +26,6 @@ MAX_PADDED = 0.01  # of a vocabulary, by which two of the same tokenizer may dif
 
 
 def algorithm_of(spec: Draft | None) -> str:
-    """The algorithm of a head."""
     if spec is not None and spec.layers is not None:
         return "MEDUSA"
     if spec is not None and spec.block is not None:

@@ -91,7 +91,6 @@ class LoadedDraft(Record, eq=False):
 
     @property
     def modules(self) -> tuple[tuple[DraftModel | StandaloneDraft, AttentionBackend], ...]:
-        """All modules with their attention."""
         return ((self.net, self.attn), *self.later)
 
 

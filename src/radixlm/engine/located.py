@@ -118,6 +118,5 @@ def _named(config: ServerConfig) -> Iterator[tuple[str, str | None, Wanted]]:
 
 
 def tokenizer_folder(config: ServerConfig, model: Path) -> Path:
-    """Where the tokenizer lies; ``model`` is the folder of the model."""
     is_own = config.model.tokenizer_path in (None, config.model.model_path)
     return model if is_own else Path(str(config.local("tokenizer_path")))

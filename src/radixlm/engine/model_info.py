@@ -78,7 +78,6 @@ class ModelInfo(Record):
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
-        """The numbers of the layers with experts."""
         return tuple(n for n, b in enumerate(self.decoder.blocks) if isinstance(b.ffn, Moe))
 
     @property

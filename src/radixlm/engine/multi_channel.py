@@ -181,7 +181,6 @@ class MultiChannel:
             yield msgspec.structs.replace(delta, hidden_states=piece or None)
 
     def _make_replies(self, deltas: Iterator[TokenDelta]) -> Iterator[StepReply]:
-        """Replies that carry the deltas."""
         part: list[TokenDelta] = []
         size = 0
         for delta in deltas:

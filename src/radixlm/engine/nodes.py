@@ -135,7 +135,6 @@ class Hub:
                 self._send(ToNode(self.generation, data), member.identity)
 
     def set(self, key: str, value: bytes) -> None:
-        """Set a key of the store."""
         with self._changed:
             self._set(key, value)
 

@@ -100,8 +100,6 @@ def draft_widths(max_drafts: int) -> tuple[int, ...]:
 
 
 class StepGraphs:
-    """Graphs by size."""
-
     def __init__(self, device: Device, sizes: Sequence[int], pads: bool = True) -> None:
         self._device, self._pads = device, pads
         self.sizes = tuple(sorted(sizes))

@@ -184,7 +184,6 @@ class GroupedRunner(Runner):
         return slot // self._per_group == self._groups.group
 
     def _own_items(self, items: Items) -> Items:
-        """The items of this group, in their order."""
         decodes, drafts = items.decodes, items.drafts
         is_own = decodes.slots // self._per_group == self._groups.group
         index = np.flatnonzero(is_own)

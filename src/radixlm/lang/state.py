@@ -189,8 +189,6 @@ class Tail:
 
 
 class ProgramStateGroup:
-    """The states of a fork."""
-
     def __init__(
         self, states: Sequence[ProgramState], src_state: ProgramState | None = None
     ) -> None:

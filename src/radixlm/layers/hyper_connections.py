@@ -51,8 +51,6 @@ class Weights(Module):
 
 
 class BranchWeights(Weights):
-    """The weights of one branch of a block."""
-
     def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         super().__init__(spec, spec.rows, 3 if spec.rounds else 2, dim, context)
 

@@ -170,7 +170,6 @@ class MoeLayer(Module):
 
     @property
     def _pack(self) -> PackedExperts:
-        """The experts of this rank."""
         return self.experts.pack if isinstance(self.experts, SplitExperts) else self.experts
 
     def take_chosen(self) -> Tensor | None:

@@ -132,7 +132,6 @@ class _PartReader(AdapterReader):
         modules: Mapping[str, ModuleTensors],
         targets: AdapterTargets,
     ) -> None:
-        """Finds the targets of all modules."""
         super().__init__(source, where)
         self._config, self._modules, self._model = config, modules, targets
         self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter

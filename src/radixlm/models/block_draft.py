@@ -102,7 +102,6 @@ class BlockDraft(DraftModel):
 
     @property
     def block(self) -> MaskedBlock:
-        """What a block is."""
         assert self.spec.block is not None
         return self.spec.block
 

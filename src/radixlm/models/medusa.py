@@ -15,8 +15,6 @@ from radixlm.models.drafts import DraftInputs, DraftModel
 
 
 class MedusaInputs(DraftInputs):
-    """The layers."""
-
     def __init__(self, spec: Draft, context: LayerContext) -> None:
         super().__init__(spec, context)
         assert spec.layers is not None

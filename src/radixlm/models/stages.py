@@ -199,7 +199,6 @@ class Pipeline:
         return hidden_TD, logits_RV
 
     def count_step(self) -> None:
-        """A step begins."""
         self._num_steps += 1
 
     @property

@@ -72,7 +72,6 @@ class WeightPager:
                 self._asked.put((MADV_POPULATE_READ, self._layers[one]))
 
     def after(self, layer: int) -> None:
-        """The layer has computed."""
         if layer >= self.first:
             self._asked.put((MADV_PAGEOUT, self._layers[layer]))
 

@@ -65,8 +65,6 @@ class RawMedia(Record):
 
 
 class Prompt(Record):
-    """A prompt with media."""
-
     # token ids; in place of placeholders, ids made of the content (``wire/media.py``)
     ids: Ids
     # the same with the checkpoint's placeholder tokens

@@ -75,7 +75,6 @@ class _Watched(GrowingCache):
     def run(
         self, q_THC: Tensor, k_TKC: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
-        """As ``AttentionRunner.run``."""
         if k_TKC is not None and is_plain(site):
             k = k_TKC.double().abs()
             q = q_THC.double().abs().view(len(k), site.kv_heads, -1, site.head_dim).mean(2)

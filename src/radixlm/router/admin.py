@@ -66,8 +66,6 @@ async def _no_wasm(call: Call) -> Answer:
 
 
 class Admin:
-    """The handlers."""
-
     def __init__(self, gateway: Gateway) -> None:
         assert gateway.auth  # made before the routes
         self.gateway, self.registry, self.options = gateway, gateway.registry, gateway.options

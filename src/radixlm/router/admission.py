@@ -114,7 +114,6 @@ class FreeTicket(Ticket):
     def __init__(self) -> None: ...
 
     def candidates(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """All."""
         return workers
 
     def sent(self, worker: Worker) -> None:

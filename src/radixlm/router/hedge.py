@@ -94,7 +94,6 @@ class HedgedDispatch(Dispatch):
     """Streams, until their first bytes, by up to two workers."""
 
     async def send(self, worker: Worker, extra: Mapping[str, Any]) -> Failure | None:
-        """As of `Dispatch`."""
         is_held = self.shared.holder(self.call) is not None
         if not self.is_stream or self.stream is not None or is_held:
             return await super().send(worker, extra)

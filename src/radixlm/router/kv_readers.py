@@ -226,7 +226,6 @@ class KvReaders:
         return bool(readers) and all(r.stream.is_complete_now for r in readers or ())
 
     def figures(self) -> dict[tuple[str, ...], float]:
-        """For the metrics."""
         streams = [r.stream for readers in self._readers.values() for r in readers]
         figures = {
             "blocks": len(self.index),

@@ -59,7 +59,6 @@ class Registry:
         return len(self._workers)
 
     def get(self, worker_id: str) -> Worker | None:
-        """The worker with this id."""
         return self._workers.get(worker_id)
 
     def find(self, url: str) -> list[Worker]:
@@ -322,7 +321,6 @@ def _split_rank(url: str, rank: int | None) -> tuple[str, int | None]:
 
 
 def _with_port(url: str, port: int | None) -> str:
-    """``url`` with another port."""
     if port is None:
         return url
     scheme, _, rest = url.partition("://")

@@ -110,7 +110,6 @@ class Histogram(Family):
         return [a + b for a, b in zip(one, other, strict=True)]
 
     def observe(self, value: float, *labels: str | int) -> None:
-        """One more value."""
         row = self._series.get(labels)
         if row is None:
             row = self._series[labels] = [0.0] * (len(self.bounds) + 2)

@@ -52,7 +52,6 @@ class Sessions:
             self._held.popitem(last=False)
 
     def closed(self, call: Call) -> None:
-        """Its session is no more."""
         self._held.pop(_session_of(call) or "", None)
 
 

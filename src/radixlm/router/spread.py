@@ -42,8 +42,6 @@ def attach(gateway: Gateway) -> None:
 
 
 class Spread:
-    """The handlers."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 

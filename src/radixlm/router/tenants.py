@@ -172,7 +172,6 @@ class Tenants:
         return name or call.principal or f"address {call.client or 'unknown'}"
 
     def get(self, name: str, now_s: float) -> Tenant:
-        """The tenant of that name."""
         tenant = self._tenants.get(name)
         if tenant is None:
             limits = self.file.tenants.get(name, self.file.default)

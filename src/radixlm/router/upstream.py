@@ -264,7 +264,6 @@ class _Connection(asyncio.Protocol):
         self._has_length = False  # else the body ends with the connection
 
     def send(self, message: bytes, exchange: Exchange) -> None:
-        """Begin an exchange."""
         self._headers, self._num_head_bytes = [], 0
         self.is_begun = self._has_head = self._is_complete = self._can_stay = False
         self._has_length = False
@@ -278,7 +277,6 @@ class _Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         if self._is_paused:
             self._is_paused = False
             if not self.transport.is_closing():

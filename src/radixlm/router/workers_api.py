@@ -82,8 +82,6 @@ def _accepted(worker: Worker, what: str, **more: str) -> Answer:
 
 
 class Workers:
-    """The handlers."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 

@@ -59,7 +59,6 @@ class PenaltyCounts:
         self._seen_NV[row] = (self._count(prompt_ids) > 0) | (counts > 0)
 
     def clear(self, slot: int) -> None:
-        """Forget ``slot``."""
         row = self._row_of.pop(slot, None)
         if row is not None:
             self._free.append(row)

@@ -175,7 +175,6 @@ class SamplingTable:
         self.penalties.clear(slot)
 
     def state(self, slot: int) -> SlotState:
-        """The state of a slot in use."""
         state = self.states[slot]
         assert state is not None, f"slot {slot} was not set"
         return state

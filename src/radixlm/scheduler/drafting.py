@@ -74,7 +74,6 @@ class Drafting:
         return self.drafter is not None or self.has_device_drafter
 
     def register(self, request: Request) -> None:
-        """A request has arrived."""
         if not self._num_seen:
             self._num_paused = 0
         wire = request.wire
@@ -376,7 +375,6 @@ class Drafting:
             self.drafter.flush()
 
     def forget(self, request: Request) -> None:
-        """The request is over."""
         rid = request.rid
         self._broken.discard(rid)
         self._own.pop(rid, None)

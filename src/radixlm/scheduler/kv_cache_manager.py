@@ -127,7 +127,6 @@ class KVCacheManager:
         return self.window.pages.num_total if self.window is not None else 0
 
     def request_in(self, slot: int) -> Request:
-        """The request that has the slot."""
         request = self.requests[slot]
         assert request is not None, f"no request has slot {slot}"
         return request

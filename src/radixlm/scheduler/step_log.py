@@ -28,7 +28,6 @@ class StepLog:
             self._rest_s = now_s
 
     def resume(self, now_s: float) -> None:
-        """A step begins."""
         if self._rest_s is not None:
             self._since_s += now_s - self._rest_s
             self._rest_s = None

@@ -22,7 +22,6 @@ class PlainScreen:
         self._has_text = False
 
     def show(self, event: Event) -> None:
-        """A part of it."""
         if event.kind == "text":
             self._has_text = True
             self._out.write(event.text)

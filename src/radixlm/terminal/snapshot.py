@@ -221,7 +221,6 @@ def with_gauges(got: Snapshot, scrape: Scrape) -> Snapshot:
 
 
 def _workers(scrape: Scrape) -> tuple[Part, ...]:
-    """The workers of a gateway."""
     health = scrape.by_label("worker", "smg_worker_health", "sgl_router_worker_health")
     active = scrape.by_label("worker", "smg_worker_requests_active", "sgl_router_worker_load")
     usage = scrape.by_label("worker", "radix_router_worker_kv_usage")

@@ -465,7 +465,6 @@ class PythonBackend:
     def encode_batch_fast(
         self, input: list[Any], *, add_special_tokens: bool = True
     ) -> list[_Encoding]:
-        """See Backend."""
         encodings = []
         for item in input:
             texts = item if isinstance(item, tuple) else (item,)
@@ -475,7 +474,6 @@ class PythonBackend:
         return encodings
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See Backend."""
         return self._decode(ids, skip_special_tokens, spaces=True)
 
     def decode_unspaced(self, ids: Sequence[int]) -> str:
@@ -500,16 +498,13 @@ class PythonBackend:
         return token.decode("utf-8", "replace") if isinstance(token, bytes) else token
 
     def token_to_id(self, token: str) -> int | None:
-        """See Backend."""
         found = self._tokenizer.get_vocab().get(token)
         return None if found is None else int(found)
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
-        """See Backend."""
         return len(self._tokenizer) if with_added_tokens else int(self._tokenizer.vocab_size)
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """See Backend."""
         special = set(self._tokenizer.all_special_ids)
         added = self._tokenizer.added_tokens_decoder
         return {

@@ -208,7 +208,6 @@ class MappedFile:
         self.address, self.data_end = int(self.bytes.ctypes.data), num_bytes
 
     def tensor(self, place: Place) -> Tensor:
-        """A tensor that lies in the file."""
         if place.at + place.num_bytes > self.data_end:
             raise PackedFileError("a tensor lies past its end")
         dtype = DTYPES[place.dtype]

@@ -24,8 +24,6 @@ MAX_LOGGED = 10  # dropped messages that are logged one by one; then only powers
 
 
 class Channel(Protocol):
-    """One end of a channel."""
-
     def send(self, message: Any) -> None: ...
 
     def receive(self, timeout_s: float | None) -> list[Any]: ...

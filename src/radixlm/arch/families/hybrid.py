@@ -29,7 +29,6 @@ def mamba_names(prefix: str) -> Names:
 def stacked(
     c: Config, blocks: list[spec.Block], norm: spec.Norm, names: Names, **fields: Any
 ) -> spec.Decoder:
-    """A decoder of the given blocks."""
     fields.setdefault("tied", bool(c.tie_word_embeddings))
     longest = c.max_position_embeddings
     return spec.Decoder(

@@ -45,7 +45,6 @@ class LoraPart(Record, eq=False):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors."""
         return sum(
             tensor.nbytes for tensor in (self.a_RI, self.b_OR, *self.vectors) if tensor is not None
         )
@@ -79,7 +78,6 @@ class LoraPart(Record, eq=False):
         return found
 
     def to(self, device: torch.device) -> LoraPart:
-        """The part on another device."""
         bias_O, gain_O, own_O = (None if v is None else v.to(device) for v in self.vectors)
         a_RI, b_OR = self.a_RI.to(device), self.b_OR.to(device)
         return LoraPart(a_RI, b_OR, self.scale, self.first, bias_O, gain_O, own_O, self.block)
@@ -101,7 +99,6 @@ class TableRows(Record, eq=False):
         return (), [self.rows_ND, *([] if self.ids_N is None else [self.ids_N])]
 
     def to(self, device: torch.device) -> TableRows:
-        """The rows on another device."""
         ids_N = None if self.ids_N is None else self.ids_N.to(device)
         return TableRows(ids_N, self.rows_ND.to(device))
 

@@ -45,7 +45,6 @@ def fp4_values(codes: Tensor) -> Tensor:
 
 
 def expert_scales(scales: QuantScales | None, expert: int) -> QuantScales | None:
-    """The scales and offsets of one expert."""
     if scales is None:
         return None
     scale, offset = scales

@@ -72,7 +72,6 @@ class BaseBackend:
         temperature: float,
         choices_method: ChoicesSamplingMethod | None = None,
     ) -> ChoicesDecision:
-        """Which of ``choices`` follows."""
         raise NotImplementedError
 
     # ---- how a program waits for them ------------------------------------------------------
@@ -114,7 +113,6 @@ class BaseBackend:
         self.start(work, done)
 
     def start_select(self, s: StreamExecutor, expr: SglSelect, done: Done) -> None:
-        """Begin ``select``."""
         args = (s, expr.choices, expr.temperature, expr.choices_method)
         self.start(lambda: self.select(*args), done)
 

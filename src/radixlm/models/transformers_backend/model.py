@@ -106,7 +106,6 @@ class TransformersModel:
         return found
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """As ``DecoderModel.step``."""
         hidden_TD = self.forward(batch)
         rows_R = batch.logits_rows_R
         logits_RV = self.logits(hidden_TD[rows_R]) if rows_R.shape[0] else None

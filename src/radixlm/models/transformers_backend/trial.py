@@ -158,7 +158,6 @@ class GrowingCache:
     def run(
         self, q_THC: Tensor, k_TKC: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
-        """As ``AttentionRunner.run``."""
         assert k_TKC is not None and v_TKV is not None
         key, k, v = (site.group, site.layer), k_TKC, v_TKV
         if key in self.rows:

@@ -82,7 +82,6 @@ class Cluster:
             await asyncio.gather(ended, return_exceptions=True)
 
     def close(self) -> None:
-        """Close its connections."""
         self._upstream.close()
 
 

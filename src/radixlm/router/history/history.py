@@ -178,7 +178,6 @@ class History:
         return await self.conversation(conversation_id, call)
 
     def close(self) -> None:
-        """Close the store."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.store.close()
 

@@ -45,7 +45,6 @@ class Manual(Policy):
 
     @property
     def num_keys(self) -> int:
-        """Keys in the table."""
         return len(self._sessions)
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:

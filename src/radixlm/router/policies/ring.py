@@ -28,7 +28,6 @@ class Ring:
         self._points: list[tuple[int, str]] = []
 
     def add(self, worker: Worker) -> None:
-        """Put a worker on the ring."""
         if worker not in self.members:
             self.members.append(worker)
             names = (f"{worker.name}#{i}".encode() for i in range(POINTS))

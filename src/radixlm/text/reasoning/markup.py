@@ -58,12 +58,10 @@ class MarkupReasoning:
                 yield from self._read_text()
 
     def add_reasoning(self, text: str) -> None:
-        """Emit reasoning."""
         self._reasoning.append(text)
         self.scanner.commit()
 
     def add_text(self, text: str) -> None:
-        """Emit text."""
         self._text.append(text)
         self.scanner.commit()
 

@@ -73,7 +73,6 @@ def is_place(folder: Path) -> bool:
 
 
 def write_place(folder: Path, place: Place) -> None:
-    """Put ``place`` into ``folder``."""
     write_private(folder / PLACE_FILE, msgspec.json.encode(place))
 
 

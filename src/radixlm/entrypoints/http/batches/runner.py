@@ -49,8 +49,6 @@ Record = dict[str, Any]
 
 
 class Batches:
-    """All batches of one server."""
-
     def __init__(self, folder: Path, files: Files) -> None:
         self._folder, self._files, self.threads = folder, files, files.threads
         self._tasks: dict[str, asyncio.Task[None]] = {}

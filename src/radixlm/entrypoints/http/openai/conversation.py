@@ -101,7 +101,6 @@ class ChatSession:
         return self.body.include_reasoning is not False
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of a tool call."""
         return tools.call_id(self.tools.format or "", name, self.num_earlier_calls + index, draws())
 
     def count(self, text: str) -> int:

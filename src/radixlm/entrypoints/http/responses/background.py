@@ -87,7 +87,6 @@ class Responses:
         return await run_in(self._threads, work, *args)
 
     async def put(self, stored: Stored) -> None:
-        """Store a response or a conversation."""
         await self._ask(self.store.put, stored)
 
     async def save(self, run: ResponseRun) -> None:
@@ -170,7 +169,6 @@ class Responses:
     # ---- the background ----------------------------------------------------------------------
 
     async def start(self, run: ResponseRun) -> None:
-        """Run a response in the background."""
         await self.save(run)
         self.running[run.id] = run
         self.tasks[run.id] = asyncio.create_task(self._run(run))

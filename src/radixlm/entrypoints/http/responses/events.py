@@ -111,7 +111,6 @@ class Writer:
         self._session, self.waiting, self.num_client_calls = session, [], 0
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta."""
         parsed = delta.parsed
         self._logprobs += self._logprobs_of(delta.output)
         if parsed.reasoning:
@@ -275,7 +274,6 @@ class Writer:
     # ---- the end ---------------------------------------------------------------------------
 
     def end(self, reason: str) -> Iterator[Event]:
-        """The events at the end."""
         for item in self.waiting:
             yield from self.called(item, None)
         status = _STATUS.get(reason, "incomplete")
@@ -313,7 +311,6 @@ class Writer:
         }
 
     def fail(self, error: RadixError | None) -> Event:
-        """The response has failed."""
         message = body_of(error)["error"]["message"] if error else "internal error"
         code = "server_error"
         if error is not None and int(getattr(error, "status", 500)) < 500:

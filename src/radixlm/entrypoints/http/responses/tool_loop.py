@@ -65,7 +65,6 @@ class ResponseRun:
         return messages_of([i for i in output if i["type"] in _CALLS or i.get("content")])
 
     def stored(self) -> Stored:
-        """What the store keeps of it."""
         messages = self.messages + self.output_messages()
         return Stored(self.writer.response, self.items, messages, self.owner)
 

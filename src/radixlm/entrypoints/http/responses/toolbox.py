@@ -43,7 +43,6 @@ class ToolServers:
         self.servers = list(servers)
 
     def has(self, label: str | None) -> bool:
-        """Whether a server has this label."""
         return any(server.label == label for server in self.servers)
 
     def choose(self, tool: Mapping[str, Any], where: str) -> ToolServer:
@@ -191,7 +190,6 @@ class Toolbox:
         return await bound.connection.call(bound.tool.name, values)
 
     async def close(self) -> None:
-        """Close all sessions."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()

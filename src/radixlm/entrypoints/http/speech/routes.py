@@ -55,7 +55,6 @@ class Call:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def end_s(self, index: int) -> float:
-        """Where a window ends."""
         began_s, samples = self.windows[index]
         return began_s + len(samples) / self.media.rate
 

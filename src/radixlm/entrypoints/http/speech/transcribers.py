@@ -48,11 +48,9 @@ class PlainReader:
     language = ""
 
     def feed(self, text: str) -> str:
-        """See Reader."""
         return _TIMESTAMP.sub("", text)
 
     def finish(self) -> str:
-        """See Reader."""
         return ""
 
 
@@ -65,7 +63,6 @@ class TaggedReader:
         self.language, self._held, self._is_read = "", "", False
 
     def feed(self, text: str) -> str:
-        """See Reader."""
         if self._is_read:
             return text
         self._held += text
@@ -79,7 +76,6 @@ class TaggedReader:
         return rest
 
     def finish(self) -> str:
-        """See Reader."""
         return "" if self._is_read else self._held
 
     def _name(self, head: str) -> None:
@@ -121,7 +117,6 @@ class Transcriber:
         return Ask(self._state.require_template().render([{"role": "user", "content": parts}]))
 
     def reader(self) -> Reader:
-        """Of one answer."""
         return PlainReader()
 
 
