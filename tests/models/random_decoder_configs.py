@@ -266,7 +266,6 @@ _NAMES = {
     "OpenAIGPTLMHeadModel": ("n_head", "n_embd", "n_layer"),
     "GPTNeoXJapaneseForCausalLM": ("num_attention_heads", "hidden_size", "num_hidden_layers"),
 }
-_NEED_BOTH = ("full_attention", "linear_attention")
 
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:

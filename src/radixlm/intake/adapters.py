@@ -326,9 +326,7 @@ class AdapterRegistry:
         """Wait until the adapter is read, even if the caller leaves. ``oldest`` goes before."""
         adapter.used_s = time.monotonic()
         self._reading[adapter.number] = adapter
-        adapter.task = asyncio.ensure_future(self._read(adapter, oldest))
-        self._tasks.add(adapter.task)
-        adapter.task.add_done_callback(self._tasks.discard)
+        adapter.task = self._spawn(self._read(adapter, oldest))
         await asyncio.shield(adapter.task)
 
     async def _read(self, adapter: Loaded, oldest: Loaded | None) -> None:

@@ -74,9 +74,7 @@ class _JsonCall:
         must_have_arguments = self._is_bare or self._has_unknown_keys
         if not self._name or (must_have_arguments and self._arguments is None):
             raise Malformed
-        self._parser.begin_call(self._name)
-        self._parser.put(self._arguments or "{}", "")
-        self._parser.end_call()
+        self._parser.add_call(self._name, self._arguments or "{}")
 
     def _fields(self) -> Step[None]:
         scanner = self._scanner

@@ -89,6 +89,12 @@ class MarkupParser:
         self._is_after_call = True
         self.scanner.commit()
 
+    def add_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        """Emit a whole call with its JSON arguments."""
+        self.begin_call(name, call_id)
+        self.put(arguments, "")
+        self.end_call()
+
     def read_name(self) -> Step[str]:
         """Read a function's name."""
         name = yield from self.scanner.take_while(NAME_CHARS, _MAX_NAME_CHARS)

@@ -47,9 +47,7 @@ class Pythonic(JsonBlocks):
             char = yield from scanner.peek()
             if char not in (",", closer):
                 raise Malformed if char else Truncated
-            self.begin_call(name)
-            self.put(arguments, "")
-            self.end_call()
+            self.add_call(name, arguments)
             yield from scanner.accept(",")
             yield from scanner.spaces()
             if (yield from scanner.accept(closer)):
@@ -76,9 +74,7 @@ class Olmo3(Pythonic):
         yield from scanner.spaces()
         while True:
             name, arguments = yield from self._call()
-            self.begin_call(name)
-            self.put(arguments, "")
-            self.end_call()
+            self.add_call(name, arguments)
             if (yield from self.read_end(*self.wraps)):
                 return
             yield from scanner.spaces()
