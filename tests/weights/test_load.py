@@ -21,6 +21,7 @@ from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
 from radixlm.weights.folder import find_files
 from radixlm.weights.load import load_weights, non_finite_problem, open_reader
+from radixlm.weights.options import LoadOptions
 from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")
@@ -114,6 +115,20 @@ def test_sharded_state_round_trip(arch: str, tmp_path: Path) -> None:
     assert torch.equal(again.embed.unpack(), model.embed.unpack())
     for old, new in zip(model.blocks, again.blocks, strict=True):
         assert torch.equal(old.mixer.qkv.packed.unpack(), new.mixer.qkv.packed.unpack())
+
+
+def test_each_rank_reads_its_own_sharded_state(folder: Path, tmp_path: Path) -> None:
+    own, saved = [], tmp_path / "saved"
+    for rank in (0, 1):
+        other = make_tiny("Qwen3ForCausalLM", tmp_path / f"rank-{rank}", seed=rank)
+        model = empty_model(other)
+        own.append(loaded(other).embed.unpack())
+        save_sharded_state(model, open_reader(model, other, "auto"), saved, rank)
+    for rank, number in ((0, 0), (1, 1), (2, 0)):  # one without files: its part of whole ones
+        model = empty_model(folder)
+        options = LoadOptions(rank=rank)
+        load_weights(model, saved, "sharded_state", progress=False, options=options)
+        assert torch.equal(model.embed.unpack(), own[number])
 
 
 def test_dummy_weights_are_deterministic_and_usable(tmp_path: Path) -> None:

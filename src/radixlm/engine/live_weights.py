@@ -45,6 +45,7 @@ from radixlm.tiers.manifest import weight_files
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.weights.mapper import WeightsMapper
+from radixlm.weights.options import LoadOptions
 from radixlm.weights.param_reader import fused_spellings
 from radixlm.weights.size import stored_bytes
 from radixlm.weights.source import TensorSource
@@ -214,6 +215,7 @@ class WeightUpdater:
             progress=False,
             deltas=tuple(map(Path, source.deltas)),
             only=only,
+            options=LoadOptions(rank=model.context.ranks.place.tp_rank),
         )
         calls, adapt = [shadow.publish()], None
         if self._draft is not None:

@@ -16,6 +16,7 @@ from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError
 from radixlm.base.heap import trim_heap
 from radixlm.base.lazy import load
+from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
@@ -128,10 +129,11 @@ def fill(
     report = packed.load(model) if packed else None
     if report is None:
         source = source or WeightsSource(str(info.folder), config.model.load_format)
+        options = load_options(config) if source.folder == str(info.folder) else DEFAULT
         read = partial(
             load_weights, model, source.folder, source.load_format, device=device,
             deltas=tuple(map(Path, source.deltas)),
-            options=load_options(config) if source.folder == str(info.folder) else DEFAULT,
+            options=replace(options, rank=model.context.ranks.place.tp_rank),
         )  # fmt: skip
         recorder = packed.recorder() if packed and packed.is_on else None
         try:

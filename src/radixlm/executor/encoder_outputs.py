@@ -21,9 +21,9 @@ CACHE_BYTES = 256 << 20
 class EncoderOutputs:
     """The outputs of one model's encoder."""
 
-    def __init__(self, rows: Callable[[Media], Tensor], max_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, rows: Callable[[Media], Tensor]) -> None:
         """``rows(media)``: the encoder's output, [1, N, D]."""
-        self._rows, self._max_bytes = rows, max_bytes
+        self._rows = rows
         self._outputs: OrderedDict[bytes, EncoderOutput] = OrderedDict()
 
     def spans(
@@ -67,11 +67,11 @@ class EncoderOutputs:
         """Drop the least recently used ones that no admitted request has."""
         num_bytes = {digest: _num_bytes(image) for digest, image in self._outputs.items()}
         total = sum(num_bytes.values())
-        if total <= self._max_bytes:
+        if total <= CACHE_BYTES:
             return
         needed = {one.digest for state in tables.states if state for one in state.media}
         for digest, size in num_bytes.items():
-            if total > self._max_bytes and digest not in needed:
+            if total > CACHE_BYTES and digest not in needed:
                 del self._outputs[digest]
                 total -= size
 

@@ -328,9 +328,9 @@ def _with_port(url: str, port: int | None) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def worker_of(fields: Mapping[str, Any], default_url: str = "") -> Worker:
+def worker_of(fields: Mapping[str, Any]) -> Worker:
     """A worker from the fields of POST /workers; InvalidRequest names the field."""
-    url = fields.get("url", default_url)
+    url = fields.get("url", "")
     _want(fields, "url", str, url)
     worker_type = _want(fields, "worker_type", str) or "regular"
     if worker_type not in ("regular", "prefill", "decode"):

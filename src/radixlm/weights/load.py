@@ -115,7 +115,7 @@ def open_reader(
     if load_format == "dummy":
         return DummyReader(folder, model, deltas)
     if load_format == "sharded_state":
-        return ShardedStateReader(model, folder, pattern=options.pattern)
+        return ShardedStateReader(model, folder, options)
     return CheckpointReader(model, folder, load_format, leaves, deltas, options)
 
 

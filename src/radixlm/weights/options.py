@@ -14,11 +14,12 @@ _FLAG: Final = "--model-loader-extra-config"
 
 class LoadOptions(Record):
     """``num_threads``: of reads; 0: files are mapped. ``window_bytes``: buffers that are read
-    ahead. ``pattern``: names of sharded_state's files, with {rank} and {part}."""
+    ahead. ``pattern``: names of sharded_state's files, with {rank} and {part}; ``rank``: whose."""
 
     num_threads: int = 0
     window_bytes: int = WINDOW_BYTES
     pattern: str = "model-rank-{rank}-part-{part}.safetensors"
+    rank: int = 0
 
 
 DEFAULT: Final = LoadOptions()

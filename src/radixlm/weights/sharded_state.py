@@ -12,7 +12,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.mapper import LoadableModel
-from radixlm.weights.options import DEFAULT
+from radixlm.weights.options import LoadOptions
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.param_reader import ParamReader, listing
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -21,13 +21,13 @@ MAX_FILE_BYTES = 5 << 30
 
 
 class ShardedStateReader(ParamReader):
-    """Reads parameters by their path in the model."""
+    """Reads parameters by their path in the model: this rank's, or where it has no files its parts
+    of those that rank 0 has whole."""
 
-    def __init__(
-        self, model: LoadableModel, folder: Path, rank: int = 0, pattern: str = DEFAULT.pattern
-    ) -> None:
-        names = pattern.replace("{rank}", str(rank)).replace("{part}", "*")
-        files = sorted(folder.glob(names))
+    def __init__(self, model: LoadableModel, folder: Path, options: LoadOptions) -> None:
+        pattern = options.pattern.replace("{part}", "*")
+        names = pattern.replace("{rank}", str(options.rank))
+        files = sorted(folder.glob(names)) or sorted(folder.glob(pattern.replace("{rank}", "0")))
         if not files:
             raise CheckpointError(f"{folder} holds no {names}")
         self.folder = folder

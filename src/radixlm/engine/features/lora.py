@@ -29,12 +29,11 @@ class LoraFeature(Feature):
         self,
         loader: AdapterLoader | None,
         max_adapters: int | None = None,
-        drain_s: float = DRAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``loader`` None: adapters are off. ``max_adapters``: at a time; None: any number."""
         self._loader, self._max = loader, max_adapters
-        self._drain_s, self._clock = drain_s, clock
+        self._clock = clock
         self._running: dict[int, set[str]] = {}  # request ids by adapter
         self._waiting_s: dict[int, float] = {}  # since when adapters wait for a place
         self._waiting_rids: dict[int, set[str]] = {}
@@ -75,7 +74,7 @@ class LoraFeature(Feature):
         if not self._waiting_s:
             return None
         number = min(self._waiting_s, key=self._waiting_s.__getitem__)
-        return number if self._clock() - self._waiting_s[number] >= self._drain_s else None
+        return number if self._clock() - self._waiting_s[number] >= DRAIN_S else None
 
     def _leaver(self) -> int:
         """The running adapter that makes room."""

@@ -89,9 +89,9 @@ class MarkupParser:
         self._is_after_call = True
         self.scanner.commit()
 
-    def add_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
+    def add_call(self, name: str, arguments: str) -> None:
         """Emit a whole call with its JSON arguments."""
-        self.begin_call(name, call_id)
+        self.begin_call(name)
         self.put(arguments, "")
         self.end_call()
 
