@@ -39,9 +39,9 @@ from radixlm.layers.module import Module, noting_contents
 from radixlm.models.block_draft import BlockDraft
 from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.draft_heads import MedusaHead, StateHead
 from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
-from radixlm.models.medusa import MedusaHead
 from radixlm.models.reading_draft import ReadingDraft
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
@@ -301,6 +301,8 @@ def _kind_of(spec: Draft) -> type[DraftModel]:
         return ReadingDraft
     if spec.layers is not None:
         return MedusaHead
+    if spec.state is not None:
+        return StateHead
     return DraftModel if spec.block is None else BlockDraft
 
 
@@ -314,7 +316,7 @@ def _describe_head(
         raise ConfigError(
             f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
         )
-    own, strict = algorithm_of(spec), {*BLOCK_DRAFTS, "MEDUSA"}
+    own, strict = algorithm_of(spec), {*BLOCK_DRAFTS, "MEDUSA", "MLP_SPECULATOR"}
     if own != algorithm and (algorithm == "EAGLE3" or {own, algorithm} & strict):
         raise ConfigError(
             f"--speculative-algorithm {algorithm}: {folder} holds a head of kind {own}; {own} works"
@@ -338,7 +340,8 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "lm_heads.0.weight")
+    heads = ("lm_head.weight", "lm_heads.0.weight")
+    ends = ("t2d", "d2t", "token_map", "embed_tokens.weight", *heads)
     is_unused = name.startswith("confidence_head.") or name == "verifier_norm.weight"
     return is_part or is_unused or name.endswith(ends)
 

@@ -203,9 +203,9 @@ class DraftModel(DecoderModel):
         or the rows of the tokens ``kept_ids_K`` (int64)."""
         table = self.embed if self.spec.owns_table else target.embed
         self._embed_tokens, self._make_logits = table.run, self.logits
-        self.target_ids_V, head = kept_ids_K, target.decoder
         if self.spec.has_vocab_map:
-            self.target_ids_V = self.draft.vocab.targets_V
+            kept_ids_K = self.draft.vocab.targets_V
+        self.target_ids_V, head = kept_ids_K, target.decoder
         if not self.spec.owns_head:
             vocab = head.vocab if kept_ids_K is None else len(kept_ids_K)
             self.decoder = replace(
