@@ -31,7 +31,7 @@ Architectures of `drafts.py` are EAGLE, DFlash, DSpark and Medusa heads, MLP spe
 prediction layers (MTP, NextN). They draft for the model they were made for and are not served
 by themselves. EAGLE-3 heads are read in SGLang's layout, in that of the `speculators` library and
 in their authors', who leave the architecture of the model. Each of several prediction layers drafts
-one token further. The DSpark layers of DeepSeek V4 are refused by name.
+one token further.
 
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text.
 `tests/models/test_pooling*.py` compares each with Hugging Face through the engine (1e-4 per number,

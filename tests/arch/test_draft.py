@@ -251,12 +251,6 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV4ForCausalLMDSpark"])
-def test_other_drafters_are_refused(architecture: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
-        describe_draft({**SHAPE, "architectures": [architecture]})
-
-
 def test_blocks_of_masks() -> None:
     own = {"mask_token_id": 9, "target_layer_ids": [1, 4]}
     raw = {**SHAPE, "architectures": ["DFlashDraftModel"], "dflash_config": own, "block_size": 10}

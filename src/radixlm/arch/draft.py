@@ -126,6 +126,11 @@ def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
     return draft.tap_layers or (1, num_layers // 2 - 1, num_layers - 4) if draft.taps else ()
 
 
+def taps_mean(draft: Draft) -> bool:
+    """Whether it reads the mean of a target's residual streams."""
+    return draft.block is not None and num_streams(draft.decoder) > 1
+
+
 def join_role(draft: Draft) -> str:
     """The role of the projection of hidden states."""
     return "draft.join" if num_streams(draft.decoder) == 1 else "draft.join_hidden"

@@ -19,6 +19,7 @@ from torch import Tensor
 from radixlm.arch.draft import Draft, MaskedBlock
 from radixlm.base.record import replace
 from radixlm.layers.block import BlockLayer
+from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.models.block_parts import ConvolvedBlock, MarkovHead, Selector
 from radixlm.models.decoder import DecoderModel
@@ -96,13 +97,18 @@ class BlockDraft(DraftModel):
         for block in self.blocks:
             assert block.mixer is not None
             read_ED = block.norm1.run(context_ED) if self.block.norms_entries else context_ED
-            block.mixer.run(read_ED, batch, angles)
+            if isinstance(block.mixer, CompressedSparseAttentionLayer):
+                block.mixer.store(read_ED, batch, angles)
+            else:
+                block.mixer.run(read_ED, batch, angles)
 
     def block_step(self, batch: ForwardBatch) -> Tensor:
         """What the head reads at ``logits_rows_R``: [R, D]."""
         embeds_TD = self._embed_tokens(batch.token_ids_T)
         if self.block.embed_scale != 1.0:
             embeds_TD = embeds_TD * self.block.embed_scale
+        if self.decoder.streams is not None:
+            embeds_TD = self.streams.begin(embeds_TD)
         batch.embeds = InputEmbeds(embeds_TD)
         batch.attn.begin(batch)  # type: ignore[attr-defined]
         return self._normed(self._stream(batch)[batch.logits_rows_R])

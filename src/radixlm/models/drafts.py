@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers
-from radixlm.arch.spec import Attention, LatentAttention
+from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers, taps_mean
+from radixlm.arch.spec import Attention, Decoder, LatentAttention
 from radixlm.base.record import Record, replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
@@ -47,6 +47,12 @@ class DraftOutput(Record, eq=False):
 
     logits_RV: Tensor
     hidden_RD: Tensor | None
+
+
+def needs_of(spec: Draft, target: Decoder) -> HiddenNeeds:
+    """The hidden states that a draft reads of this target."""
+    layers = tapped_layers(spec, len(target.blocks))
+    return HiddenNeeds(layers, not layers, taps_mean(spec))
 
 
 class VocabMap(Module):
@@ -83,7 +89,7 @@ class DraftInputs(Module):
         for name, width in (("embed_norm", dim), ("hidden_norm", wide)):
             if (norm := getattr(spec, name)) is not None:
                 setattr(self, name, NormLayer(norm, (width,), kernels, device))
-        if count > 1:
+        if count > 1 and spec.is_projected:
             self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
         elif spec.is_projected:
             read = spec.target_dim if spec.reads_target else dim
@@ -215,8 +221,7 @@ class DraftModel(DecoderModel):
                 logit_softcap=head.logit_softcap,
             )
             self._share_head(target, kept_ids_K)
-        layers = tapped_layers(self.spec, len(head.blocks))
-        self.needs = HiddenNeeds(layers, not layers)
+        self.needs = needs_of(self.spec, head)
 
     def _share_head(self, target: DecoderModel, kept_ids_K: Tensor | None) -> None:
         self.packed_head, self._target_decoder = target.whole_head, target.decoder

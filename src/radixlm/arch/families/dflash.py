@@ -7,7 +7,8 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.draft import Draft, MaskedBlock
 from radixlm.arch.families import builders as b
-from radixlm.arch.families.drafts import moved
+from radixlm.arch.families.deepseek_v4 import deepseek_v4
+from radixlm.arch.families.drafts import moved, v4_names
 from radixlm.arch.names import AnyOf
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder
 from radixlm.base.record import replace
@@ -57,6 +58,10 @@ def dflash2(c: Config) -> Draft:
 
 def dspark(c: Config) -> Draft:
     """The last known token drafts the first one; the token before adds to the logits of each."""
+    return _drafting(c, _layers(c), _markov_block(c))
+
+
+def _markov_block(c: Config) -> MaskedBlock:
     own = _own(c)
     rank = own.get("markov_rank") or c.get("markov_rank", 0)
     kind = str(own.get("markov_head_type") or c.get("markov_head_type", "vanilla")).lower()
@@ -64,8 +69,29 @@ def dspark(c: Config) -> Draft:
         raise c.error("markov_rank", f"= {rank} must be positive")
     if kind not in ("vanilla", "gated", "rnn"):
         raise c.error("markov_head_type", f"= {kind!r} must be 'vanilla', 'gated' or 'rnn'")
-    block = replace(_block(c, 7, tells_next=True), markov=kind, markov_rank=rank)
-    return _drafting(c, _layers(c), block)
+    return replace(_block(c, 7, tells_next=True), markov=kind, markov_rank=rank)
+
+
+def deepseek_v4_dspark(c: Config) -> Draft:
+    """Window layers on several residual streams, all of which read the means of the target's. They
+    are in the model's checkpoint, and so is what describes them."""
+    own = {key: c.get("dspark_" + key) for key in ("markov_rank", "markov_head_type", "block_size")}
+    own |= {"mask_token_id": c.get("dspark_noise_token_id")}
+    own |= {"target_layer_ids": c.get("dspark_target_layer_ids")}
+    given = {key: value for key, value in own.items() if value is not None}
+    c = c.replace(dspark_config=_own(c) | given)
+    taps = _tapped(c)
+    count = len(taps)
+    kinds = {"layer_types": ["sliding_attention"] * count, "mlp_layer_types": ["moe"] * count}
+    decoder = deepseek_v4(c.replace(num_hidden_layers=count, **kinds))
+    names = v4_names(decoder, "mtp.{i}.", last=f"mtp.{count - 1}.")
+    names |= {"draft.taps": "mtp.0.main_proj", "draft.hidden_norm": "mtp.0.main_norm"}
+    for role, name in _MARKOV.items():
+        stored = (f"mtp.{i}.markov_head.{name}" for i in reversed(range(count)))
+        names[f"draft.markov.{role}"] = AnyOf(*stored, f"markov_head.{name}")
+    module = replace(decoder, names=names, tied=False)
+    return Draft(module, is_projected=False, hidden_norm=b.rms(c), taps=count, tap_layers=taps,
+                 block=_markov_block(c))  # fmt: skip
 
 
 def laguna_dflash(c: Config) -> Draft:
