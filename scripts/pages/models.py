@@ -27,11 +27,11 @@ Models with recurrent layers (`hybrid.py`, `linear.py`) share prefixes by snapsh
 taken at the last whole page of each prompt chunk and at the end of a request. A prompt that differs
 from a cached one between two snapshots starts from the earlier one.
 
-Architectures of `drafts.py` are EAGLE, DFlash, DSpark and Medusa heads and prediction layers (MTP,
-NextN). They draft for the model they were made for (`--speculative-algorithm`) and are not served
+Architectures of `drafts.py` are EAGLE, DFlash, DSpark and Medusa heads, MLP speculators and
+prediction layers (MTP, NextN). They draft for the model they were made for and are not served
 by themselves. EAGLE-3 heads are read in SGLang's layout, in that of the `speculators` library and
 in their authors', who leave the architecture of the model. Each of several prediction layers drafts
-one token further. MLP speculators and the DSpark layers of DeepSeek V4 are refused by name.
+one token further.
 
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text.
 `tests/models/test_pooling*.py` compares each with Hugging Face through the engine (1e-4 per number,

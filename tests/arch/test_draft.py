@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 from radixlm.arch.config_defaults import defaults
-from radixlm.arch.draft import MaskedBlock, at_step, tapped_layers
+from radixlm.arch.draft import MaskedBlock, TokenState, at_step, tapped_layers
 from radixlm.arch.hf import describe, describe_draft
 from radixlm.arch.names import spellings
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS
@@ -250,14 +251,6 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
         describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
-@pytest.mark.parametrize(
-    "architecture", ["DeepseekV4ForCausalLMDSpark", "MLPSpeculatorPreTrainedModel"]
-)
-def test_other_drafters_are_refused(architecture: str) -> None:
-    with pytest.raises(CheckpointError, match=f"{architecture}' is a drafter that is not"):
-        describe_draft({**SHAPE, "architectures": [architecture]})
-
-
 def test_blocks_of_masks() -> None:
     own = {"mask_token_id": 9, "target_layer_ids": [1, 4]}
     raw = {**SHAPE, "architectures": ["DFlashDraftModel"], "dflash_config": own, "block_size": 10}
@@ -268,6 +261,11 @@ def test_blocks_of_masks() -> None:
     local = describe_draft({**raw, "layer_types": kinds, "sliding_window": 7})
     whole, window = (block.mixer for block in local.decoder.blocks[:2])
     assert whole.extras is None and (window.window, window.extras.is_causal) == (7, True)
+    both = describe_draft({**raw, "layer_types": kinds, "sliding_window": 7, "is_causal": False})
+    assert both.decoder.blocks[1].mixer.extras is None
+    trained = {**raw, "dflash_config": {**own, "causal": True}}
+    causal = describe_draft(trained)
+    assert causal.decoder.blocks[0].mixer.extras.is_causal
     causal = describe_draft({**raw, "is_causal": True})
     assert causal.decoder.blocks[0].mixer.extras.is_causal
     unnamed = {**raw, "dflash_config": {"mask_token_id": 9}, "num_target_layers": 36}
@@ -279,6 +277,26 @@ def test_blocks_of_masks() -> None:
     assert block.num_drafts == 7
 
 
+def test_blocks_with_convolutions() -> None:
+    own = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 6, "selector_top_k": 4}
+    mask = {"mask_token_id": 9, "block_size": 8, "target_layer_ids": [1]}
+    raw = {**SHAPE, "architectures": ["DFlash2DraftModel"], "dflash_config": mask | own}
+    found = describe_draft(raw)
+    block = MaskedBlock(
+        8, 9, selector_rank=6, num_candidates=4, conv_taps=2, conv_group=16
+    )  # fmt: skip
+    assert found.block == block
+    layer = {**SHAPE, "model_type": "qwen3"}
+    stored = {"speculators_model_type": "dflash2", "transformer_layer_config": layer, **own}
+    stored |= {"mask_token_id": 9, "block_size": 8, "aux_hidden_state_layer_ids": [2]}
+    other = describe_draft(stored)
+    assert (other.block, other.tap_layers) == (block, found.tap_layers)
+    with pytest.raises(CheckpointError, match="no positive 'selector_rank'"):
+        describe_draft({**stored, "selector_rank": 0})
+    with pytest.raises(CheckpointError, match=r"conv_group_size.*must divide 'hidden_size' = 64"):
+        describe_draft({**stored, "conv_group_size": 48})
+
+
 def test_heads_of_one_token_each() -> None:
     """Their authors' config has neither architecture nor sizes."""
     found = describe_draft({"medusa_num_heads": 3, "medusa_num_layers": 2})
@@ -286,8 +304,20 @@ def test_heads_of_one_token_each() -> None:
     named = {"architectures": ["MedusaModel"], "hidden_size": 8, "vocab_size": 9, "num_heads": 4}
     found = describe_draft(named)
     assert (found.modules, found.decoder.dim, found.decoder.vocab) == (4, 8, 9)
-    with pytest.raises(CheckpointError, match=r"truncated_vocab_size.*token_map"):
-        describe_draft({**named, "truncated_vocab_size": 5})
+    cut = describe_draft({**named, "truncated_vocab_size": 5})
+    assert (cut.decoder.vocab, cut.target_vocab, cut.has_vocab_map) == (5, 9, True)
+    with pytest.raises(CheckpointError, match=r"truncated_vocab_size.* in 1 to 9"):
+        describe_draft({**named, "truncated_vocab_size": 10})
+
+
+def test_heads_that_pass_a_state() -> None:
+    raw = {"model_type": "mlp_speculator", "vocab_size": 9, "emb_dim": 8, "n_predict": 2}
+    found = describe_draft(raw)
+    assert (found.modules, found.decoder.dim, found.target_dim) == (2, 8, 8)
+    weight = math.sqrt((1 - 0.5**0.5) * 4) / 0.5**0.25
+    assert found.state == TokenState(pytest.approx(weight))
+    wide = describe_draft({**raw, "inner_dim": 12, "scale_input": True})
+    assert (wide.decoder.dim, wide.target_dim, wide.state.norms_first) == (12, 8, True)
 
 
 def test_masks_stand_for_drafts() -> None:

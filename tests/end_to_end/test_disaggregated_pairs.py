@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 KV = ("--max-total-tokens", "8192", "--enable-metrics")
 LORA = ("--lora-paths", *(f"{n}=zoo/models/radix-tiny-lora-{n}" for n in ("upper", "spanish")))
 EAGLE3 = ("--speculative-algorithm", "EAGLE3")
+NGRAM = ("--speculative-algorithm", "NGRAM")
 TWO = ("--tp-size", "2")
 GROUPS = (*TWO, "--dp-size", "2", "--enable-dp-attention")
 Flags = tuple[str, ...]
@@ -28,7 +29,8 @@ CASES: dict[str, tuple[str, Flags, Flags, Flags]] = {
     "eagle3": ("", EAGLE3, (), ()),
     "eagle3 at decode": ("", (), (), EAGLE3),
     "draft model": ("", ("--speculative-algorithm", "STANDALONE"), (), ()),
-    "ngram and adapters": ("", LORA, (), ("--speculative-algorithm", "NGRAM")),
+    "ngram and adapters": ("", LORA, (), NGRAM),
+    "ngram and several tokens a step": ("", (), (), (*NGRAM, "--num-continuous-decode-steps", "8")),
     "int8": ("", ("--kv-cache-dtype", "int8"), (), ()),
     "tp 2 to 1": ("", (), TWO, ()),
     "tp 1 to 2": ("", (), (), TWO),

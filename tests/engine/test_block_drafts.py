@@ -21,6 +21,14 @@ SHARED = [(7 * n) % 370 + 5 for n in range(20)]
 PROMPTS = [SHARED + [11 * k + 5] * k for k in range(1, 4)]
 LATE_MASK = {"mask_token_id": 390, "target_layer_ids": [0, 1]}
 MARKOV = {"architectures": ["DSparkDraftModel"], "markov_rank": 8}
+SECOND = {
+    "architectures": ["DFlash2DraftModel"],
+    "dflash_config": {
+        "mask_token_id": 9, "target_layer_ids": [0, 1], "conv_kernel_size": 3,
+        "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6,
+        "input_embedding_scale": 1.5, "output_multiplier": 0.5,
+    },
+}  # fmt: skip
 HEADS: dict[str, dict[str, Any]] = {
     "DFLASH": {},
     "DFLASH Laguna": {"architectures": ["DFlashLagunaForCausalLM"]},
@@ -28,6 +36,8 @@ HEADS: dict[str, dict[str, Any]] = {
         f"DSPARK {kind}": MARKOV | {"markov_head_type": kind}
         for kind in ("vanilla", "gated", "rnn")
     },
+    "DFLASH 2": SECOND | {"is_causal": False},
+    "DFLASH 2 of fewer tokens": SECOND | {"draft_vocab_size": 40},
     "DFLASH of fewer tokens": {"draft_vocab_size": 40, "sliding_window_non_causal": True},
     "DSPARK of fewer tokens": MARKOV | {"markov_head_type": "gated", "draft_vocab_size": 40},
 }

@@ -20,10 +20,12 @@ from radixlm.engine.model_info import ASSETS, ZOO
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.step.plan import Int32Array
+from tests.engine.test_block_drafts import SECOND
+from tests.engine.test_draft_heads import make_heads, make_mlp
 from tests.engine.test_draft_models import DEEPSEEK, QWEN_NEXT, with_layers
 from tests.engine.test_drafted_engine import facts
 from tests.engine.test_drafted_pairs import draw
-from tests.engine.test_medusa import make_heads
+from tests.engine.test_dspark_layers import with_layers as with_dspark
 from tests.engine.test_parallel_drafts import make_head as make_peagle
 from tests.fakes.block_drafts import make_head
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
@@ -74,8 +76,10 @@ WORLDS = (
     World("Mamba", ("NGRAM", "STANDALONE"), "BambaForCausalLM", others=SMALL),
     World("RWKV", ("NGRAM",), "RwkvForCausalLM", others=PAGES),
     World("blocks", ("DFLASH", "DSPARK"), "Qwen3ForCausalLM", others=SMALL),
+    World("blocks beside streams", ("DSPARK", "NGRAM"), "DeepseekV4ForCausalLM", others=SMALL),
     World("blocks of two groups", ("DFLASH",), "Qwen3ForCausalLM", others=GROUPS),
-    World("heads and masks", ("MEDUSA", "EAGLE3"), "Qwen3ForCausalLM", others=SMALL),
+    World("heads and masks", ("MEDUSA", "MLP_SPECULATOR", "EAGLE3"), "Qwen3ForCausalLM",
+          others=SMALL),
     World("heads and masks of two groups", ("MEDUSA", "EAGLE3"), "Qwen3ForCausalLM", others=GROUPS),
 )  # fmt: skip
 CASES = [(world, drafter) for world in WORLDS for drafter in world.drafters]
@@ -113,14 +117,18 @@ def model_of(world: World, drafter: str, folder: Path) -> tuple[str, dict[str, A
         return world.model, options
     if drafter == "STANDALONE":
         options["speculative_draft_model_path"] = str(cached_tiny("Qwen3ForCausalLM"))
+    if drafter == "DSPARK" and world.model.startswith("DeepseekV4"):
+        return str(with_dspark(folder / "model")[0]), options
     if drafter in BLOCK_DRAFTS:
         markov = {"markov_rank": 8, "markov_head_type": "rnn"} if drafter == "DSPARK" else {}
-        architecture = "DSparkDraftModel" if markov else "DFlashDraftModel"
-        make_head(folder / "head", VOCAB, architectures=[architecture], **markov)
+        fields = markov | {"architectures": ["DSparkDraftModel"]} if markov else SECOND
+        make_head(folder / "head", VOCAB, **fields)
         options["speculative_draft_model_path"] = str(folder / "head")
-    if drafter in ("MEDUSA", "EAGLE3"):
+    if drafter in ("MEDUSA", "MLP_SPECULATOR", "EAGLE3"):
         if drafter == "MEDUSA":
-            make_heads(folder, "authors")
+            make_heads(folder, "mapped")
+        elif drafter == "MLP_SPECULATOR":
+            make_mlp(folder, is_tied=True)
         else:
             make_peagle(folder)
         options["speculative_draft_model_path"] = str(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,8 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes[f"{at}self_attn.g_proj.weight"] = (HEADS, DIM)
     if is_laguna:
         shapes |= {f"aux_hidden_norms.{i}.weight": (DIM,) for i in range(len(TAPS))}
+    if config["architectures"][0].startswith("DFlash2"):
+        shapes |= _of_dflash2(config["dflash_config"], own or config["vocab_size"])
     if config.get("markov_rank"):
         shapes["markov_head.markov_w1.weight"] = (config["vocab_size"], RANK)
         shapes["markov_head.markov_w2.weight"] = (own or config["vocab_size"], RANK)
@@ -86,6 +90,21 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _of_dflash2(config: dict[str, Any], vocab: int) -> dict[str, tuple[int, ...]]:
+    taps, rank = config["conv_kernel_size"], config["selector_rank"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "candidate_selector.hidden_projection.weight": (rank, DIM),
+        "candidate_selector.predecessor_codebook": (vocab, rank),
+        "candidate_selector.successor_codebook": (vocab, rank),
+    }
+    for i, branch in product(range(LAYERS), ("attention", "mlp")):
+        at = f"layers.{i}.{branch}_conv."
+        shapes[at + "base_kernel"] = (2, taps, DIM)
+        groups = DIM // config["conv_group_size"]
+        shapes[at + "kernel_projection.weight"] = (2 * taps * groups, DIM)
+    return shapes
+
+
 def drafts(
     config: dict[str, Any], w: Weights, hidden_TN: Tensor, last: int, table: Tensor, head: Tensor
 ) -> list[int]:
@@ -95,17 +114,58 @@ def drafts(
         normed = [rms(p, w[f"aux_hidden_norms.{i}.weight"]) for i, p in enumerate(parts)]
         hidden_TN = torch.cat(normed, -1)
     context = rms(hidden_TN @ w["fc.weight"].T, w["hidden_norm.weight"])
-    x = table[torch.tensor([last] + [MASK] * (SIZE - 1))]
+    own = config["dflash_config"]
+    x = table[torch.tensor([last] + [MASK] * (SIZE - 1))] * own.get("input_embedding_scale", 1)
     for i in range(LAYERS):
         at = f"layers.{i}."
         h = rms(x, w[at + "input_layernorm.weight"])
-        x = x + _attended(config, w, i, h, context)
-        x = x + swiglu(w, at + "mlp.", rms(x, w[at + "post_attention_layernorm.weight"]))
+        h, behind = _convolved(own, w, at + "attention_conv.", h)
+        x = x + behind(_attended(config, w, i, h, context))
+        h = rms(x, w[at + "post_attention_layernorm.weight"])
+        h, behind = _convolved(own, w, at + "mlp_conv.", h)
+        x = x + behind(swiglu(w, at + "mlp.", h))
     x = rms(x, w["norm.weight"])
     head, targets = w.get("lm_head.weight", head), w.get("targets", torch.arange(len(head)))
+    if "selector_rank" in own:
+        return _selected(own, w, x[1:], last, head, targets)
     if not config.get("markov_rank"):
         return targets[(x[1:] @ head.T).argmax(-1)].tolist()
     return _markov(config["markov_head_type"], w, x, last, head, targets)
+
+
+def _convolved(
+    own: dict[str, Any], w: Weights, at: str, h: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``h`` [block, channels] convolved, and what convolves the outcome of the branch."""
+    if at + "base_kernel" not in w:
+        return h, lambda out: out
+    taps, group = own["conv_kernel_size"], own["conv_group_size"]
+    dynamic = (h @ w[at + "kernel_projection.weight"].T).view(len(h), 2, taps, -1)
+    kernel = w[at + "base_kernel"] + dynamic.repeat_interleave(group, -1)
+
+    def convolve(x: Tensor, side: int) -> Tensor:
+        rows = [
+            sum((kernel[t, side, k] * x[t - k] for k in range(min(taps, t + 1))), torch.zeros(DIM))
+            for t in range(len(x))
+        ]
+        return torch.stack(rows)
+
+    return convolve(h, 0), lambda out: convolve(out, 1)
+
+
+def _selected(
+    own: dict[str, Any], w: Weights, x: Tensor, last: int, head: Tensor, targets: Tensor
+) -> list[int]:
+    names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+    before, after, hidden = (w[f"candidate_selector.{name}"] for name in names)
+    tokens, sorted_ids = [], targets.sort().values.tolist()
+    for row in x:
+        best, ids = (head @ row * own.get("output_multiplier", 1)).topk(own["selector_top_k"])
+        lower = [token for token in sorted_ids if token <= last] or sorted_ids[:1]
+        context = before[targets.tolist().index(lower[-1])] * (hidden @ row)
+        last = int(targets[ids[(best + after[ids] @ context).argmax()]])
+        tokens.append(last)
+    return tokens
 
 
 def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context: Tensor) -> Tensor:
@@ -118,7 +178,8 @@ def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context
     ahead = torch.arange(num + SIZE) - torch.arange(num, num + SIZE)[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)
     if KINDS[layer] == "sliding_attention":
-        seen = (ahead > -WINDOW) & ((ahead <= 0) | config.get("sliding_window_non_causal", False))
+        sees_both = config.get("sliding_window_non_causal") or config.get("is_causal") is False
+        seen = (ahead > -WINDOW) & ((ahead <= 0) | bool(sees_both))
     scores = torch.einsum("qhd,khd->hqk", q[num:], k) * WIDTH**-0.5
     shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     out = torch.einsum("hqk,khd->qhd", shares, v)

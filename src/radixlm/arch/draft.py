@@ -31,6 +31,15 @@ class MaskedBlock(Record):
     # channels; gated: by hidden state and row; rnn: by a state that goes along the block
     markov: Literal["", "vanilla", "gated", "rnn"] = ""
     markov_rank: int = 0
+    # the same by a bilinear form of rank ``selector_rank``, of the best so many tokens of a place
+    # alone (DFlash 2)
+    selector_rank: int = 0
+    num_candidates: int = 0
+    # what goes into and comes out of each branch of a layer is convolved along the block: so many
+    # tokens, and channels of a group, which have one factor that the block's own hidden states add
+    conv_taps: int = 0
+    conv_group: int = 0
+    embed_scale: float = 1.0  # of the embeddings of a block's tokens
 
     @property
     def num_drafts(self) -> int:
@@ -43,6 +52,14 @@ class ResidualLayers(Record):
 
     count: int
     bias: bool = True
+
+
+class TokenState(Record):
+    """A state that each token goes into (MLP speculators, arXiv:2404.19124): the first is the
+    target's last hidden state, normalized if ``norms_first``."""
+
+    token_weight: float  # of the token's embedding beside the projected state
+    norms_first: bool = False
 
 
 class Draft(Record):
@@ -93,7 +110,11 @@ class Draft(Record):
     mask: int | None = None
     # without blocks: each module reads the target's last hidden state. Roles draft.residual.0 ...
     layers: ResidualLayers | None = None
-    # drafts all tokens in one step. Roles draft.markov.{table out gate joint}
+    # likewise: the first module reads the target's last hidden state, each further one what the one
+    # before leaves. Roles draft.{project state_norm}
+    state: TokenState | None = None
+    # drafts all tokens in one step. Roles draft.markov.{table out gate joint}, draft.selector.
+    # {before token hidden}; by layer conv1.{base factors} of the mixer, conv2 of the feed-forward
     block: MaskedBlock | None = None
 
 
@@ -103,6 +124,11 @@ def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
     if draft.before_norm:
         return (num_layers - 1,)
     return draft.tap_layers or (1, num_layers // 2 - 1, num_layers - 4) if draft.taps else ()
+
+
+def taps_mean(draft: Draft) -> bool:
+    """Whether it reads the mean of a target's residual streams."""
+    return draft.block is not None and num_streams(draft.decoder) > 1
 
 
 def join_role(draft: Draft) -> str:

@@ -37,6 +37,7 @@ from radixlm.base.lazy import load
 
 _SPECULATORS = {  # by their kind
     "dflash": "DFlashSpeculator",
+    "dflash2": "DFlash2Speculator",
     "dspark": "DSparkSpeculator",
     "eagle3": "Eagle3Speculator",
     "mtp": "MtpSpeculator",
@@ -132,7 +133,7 @@ def context_len(c: Config) -> int:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
-    raw = _of_medusa(_of_speculators(flattened(raw), source))
+    raw = _of_heads(_of_speculators(flattened(raw), source))
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
@@ -184,16 +185,21 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     return {**layer, **kept, "architectures": [_SPECULATORS[kind]], "model_type": model_type}
 
 
-def _of_medusa(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config of Medusa heads by themselves with all keys: their authors' has no sizes."""
-    is_named = (
-        "MedusaModel" in (raw.get("architectures") or ()) or raw.get("model_type") == "medusa"
+def _of_heads(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config of Medusa heads by themselves, or of an MLP speculator, with all keys: that of
+    Medusa's authors has no sizes."""
+    names = raw.get("architectures") or ()
+    ones = dict.fromkeys(
+        ("hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers"), 1
     )
-    if not is_named and (raw.get("architectures") or "medusa_num_heads" not in raw):
+    if "MLPSpeculatorPreTrainedModel" in names or raw.get("model_type") == "mlp_speculator":
+        own = {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}
+        sizes = {"hidden_size": raw["emb_dim"]} if "emb_dim" in raw else {}
+        return {**ones, **sizes, **raw, **own}
+    is_medusa = "MedusaModel" in names or raw.get("model_type") == "medusa"
+    if not is_medusa and (names or "medusa_num_heads" not in raw):
         return raw
-    ones = ("hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers")
-    own = {"architectures": ["MedusaModel"], "model_type": "medusa"}
-    return {**dict.fromkeys(ones, 1), **raw, **own}
+    return {**ones, **raw, "architectures": ["MedusaModel"], "model_type": "medusa"}
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

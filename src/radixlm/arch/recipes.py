@@ -49,6 +49,11 @@ def interleaved_middle(tensor: Any, cat: Cat) -> Any:
     return cat((tensor[:, 0::2], tensor[:, 1::2]), 1)
 
 
+def offsets(tensor: Any, cat: Cat) -> Any:
+    """Numbers, each less its place in the list."""
+    return tensor + 1 - (tensor * 0 + 1).cumsum(0)
+
+
 class FirstRows(Record):
     """The first ``count`` rows, without the padding after them."""
 

@@ -294,16 +294,20 @@ DRAFTS: dict[str, str] = {
     "PEagleSpeculator": "eagle:peagle",
     "PeagleLlamaForCausalLM": "eagle:peagle",
     "EagleMistralLarge3ForCausalLM": "eagle:mistral_large3_eagle",
+    "DFlash2DraftModel": "dflash:dflash2",
+    "DFlash2Speculator": "dflash:dflash2",
     "DFlashDraftModel": "dflash:dflash",
     "DFlashLagunaForCausalLM": "dflash:laguna_dflash",
     "DFlashSpeculator": "dflash:dflash",
     "DSparkDraftModel": "dflash:dspark",
+    "DeepseekV4ForCausalLMDSpark": "dflash:deepseek_v4_dspark",
     "DSparkSpeculator": "dflash:dspark",
     "Qwen3DSparkModel": "dflash:dspark",
     "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
     "HYV3ForCausalLMNextN": "drafts:bailing",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
-    "MedusaModel": "medusa:medusa",
+    "MLPSpeculatorPreTrainedModel": "draft_heads:mlp_speculator",
+    "MedusaModel": "draft_heads:medusa",
     "MiMoMTP": "drafts:mimo",
     "MiMoV2MTP": "drafts:mimo_v2",
     "MiniMaxM3MTP": "drafts:minimax_m3",
@@ -328,8 +332,8 @@ EAGLE3_HEADS: dict[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
     "Qwen3ForCausalLM": "LlamaForCausalLMEagle3",
 }
-# Drafters that are known and not built.
-OTHER_DRAFTS = ("DeepseekV4ForCausalLMDSpark", "MLPSpeculatorPreTrainedModel")
+# Models whose checkpoints may hold DSpark layers, and what these are.
+DSPARK_LAYERS: dict[str, str] = {"DeepseekV4ForCausalLM": "DeepseekV4ForCausalLMDSpark"}
 # Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
 MTP_LAYERS: dict[str, str] = {
     "DeepseekV3ForCausalLM": "drafts:next_n",
@@ -418,11 +422,6 @@ def find(architecture: str, source: str = "config.json") -> Family:
     if architecture in ARCHITECTURES:
         family: Family = family_function(ARCHITECTURES[architecture])
         return family
-    if architecture in OTHER_DRAFTS:
-        raise UnknownArchitecture(
-            f"{source}: {architecture!r} is a drafter that is not supported; EAGLE, EAGLE-3, "
-            "DFlash, DSpark and Medusa heads and prediction layers are"
-        )
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")

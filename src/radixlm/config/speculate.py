@@ -6,11 +6,10 @@ from typing import Annotated
 from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 BLOCK_DRAFTS = ("DFLASH", "DSPARK")
-HEADS = ("EAGLE", "EAGLE3", "NEXTN", *BLOCK_DRAFTS, "MEDUSA")
+HEADS = ("EAGLE", "EAGLE3", "NEXTN", *BLOCK_DRAFTS, "MEDUSA", "MLP_SPECULATOR")
 """Algorithms whose drafts read hidden states of the model, and use its output head."""
 ALGORITHMS = (*HEADS, "STANDALONE", "NGRAM")
-BUILT = ALGORITHMS
-"""Algorithms that work. All but NGRAM have a draft model, on the device of the model."""
+"""All but NGRAM have a draft model, on the device of the model."""
 
 MAX_STEPS = 31
 """Longest draft: rows of verified tokens have logits each."""
@@ -31,7 +30,8 @@ class SpeculateConfig(Group):
     speculative_algorithm: Annotated[
         str | None,
         "Method that drafts tokens.",
-        Flag(choices=ALGORITHMS, built=BUILT, needs="draft models"),
+        # what SGLang makes of assistants of Gemma 4
+        Flag(choices=ALGORITHMS, old_values=(("FROZEN_KV_MTP", "NEXTN"),)),
     ] = None
     speculative_draft_model_path: Annotated[
         str | None,

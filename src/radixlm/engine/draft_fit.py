@@ -28,6 +28,8 @@ MAX_PADDED = 0.01  # of a vocabulary, by which two of the same tokenizer may dif
 def algorithm_of(spec: Draft | None) -> str:
     if spec is not None and spec.layers is not None:
         return "MEDUSA"
+    if spec is not None and spec.state is not None:
+        return "MLP_SPECULATOR"
     if spec is not None and spec.block is not None:
         return "DSPARK" if spec.block.markov else "DFLASH"
     if spec is not None and not spec.is_projected:
@@ -41,6 +43,9 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     configs say too little. ConfigError if a smaller vocabulary has no map to the target's."""
     if spec.layers is not None:
         return _completed_layers(spec, folder, present)
+    if spec.state is not None:
+        _modules_of(spec, folder, present, "draft.project", "n_predict")
+        return spec
     if spec.is_projected:
         num = num_modules(spec, present)
         table = spellings(spec.decoder.names, "embed")[0].templates[0].removeprefix("model.")
@@ -70,18 +75,33 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
 
 def _completed_layers(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     """Modules with the biases and heads that their files have; without heads, or with one for all,
-    they use the target's. ConfigError if there are fewer modules than the config says."""
+    they use the target's."""
     assert spec.layers is not None
-    found = [_held(at_step(spec, n), present) for n in range(spec.modules)]
-    if not all("draft.residual.0" in roles for roles in found):
-        count = sum("draft.residual.0" in roles for roles in found)
+    found = _modules_of(spec, folder, present, "draft.residual.0", "medusa_num_heads")
+    if spec.has_vocab_map and "token_map" not in present:
         raise ConfigError(
-            f"{FLAG} {folder}: has {count} heads, its config.json says {spec.modules}; "
-            f"'medusa_num_heads': {count} works"
+            f"{FLAG} {folder}: its heads have {spec.decoder.vocab} tokens ('truncated_vocab_size') "
+            "and no tensor 'token_map' that says which of the model's they are; a checkpoint with "
+            "it works"
         )
     bias = any(name.endswith(("linear.bias", "layers.0.bias")) for name in present)
     layers = replace(spec.layers, bias=bias)
     return replace(spec, layers=layers, owns_head=all("head" in roles for roles in found))
+
+
+def _modules_of(
+    spec: Draft, folder: Path, present: frozenset[str], role: str, key: str
+) -> list[set[str]]:
+    """The roles that each module's files have. ConfigError if fewer modules have ``role`` than the
+    config says under ``key``."""
+    found = [_held(at_step(spec, n), present) for n in range(spec.modules)]
+    count = sum(role in roles for roles in found)
+    if count < spec.modules:
+        raise ConfigError(
+            f"{FLAG} {folder}: has {count} heads, its config.json says {spec.modules}; "
+            f"{key!r}: {count} works"
+        )
+    return found
 
 
 def _held(module: Decoder, present: frozenset[str]) -> set[str]:
@@ -105,14 +125,13 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
     """ConfigError, with both numbers, where sizes of a head and its target differ."""
     dim = spec.decoder.dim
     sizes: list[tuple[str, int, int]] = [
-        ("hidden states of {} channels", spec.target_dim or dim, target.dim),
-        (
-            "token embeddings of {} channels",
-            spec.target_dim if spec.reads_target else dim,
-            target.embed_dim or target.dim,
-        ),
+        ("hidden states of {} channels", spec.target_dim or dim, target.dim)
     ]
-    has_bias = spec.block is not None and bool(spec.block.markov)  # for the target's logits
+    if not spec.owns_table:
+        read = spec.target_dim if spec.reads_target else dim
+        sizes.append(("token embeddings of {} channels", read, target.embed_dim or target.dim))
+    block = spec.block  # what it has of each token joins the target's logits
+    has_bias = block is not None and bool(block.markov or block.selector_rank)
     if (has_bias or spec.owns_head) and not spec.has_vocab_map:
         sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
     padded = 0 if has_bias else MAX_PADDED * target.vocab

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from radixlm.arch.draft import Draft, tapped_layers
+from radixlm.arch.draft import Draft, taps_mean
 from radixlm.arch.hf import describe, describe_draft, load_config
 from radixlm.arch.quant_methods import ONLINE_FORMATS
-from radixlm.arch.registry import DRAFTS, EAGLE_HEADS
+from radixlm.arch.registry import DRAFTS, DSPARK_LAYERS, EAGLE_HEADS
 from radixlm.arch.spec import Decoder
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
@@ -39,16 +39,15 @@ from radixlm.layers.module import Module, noting_contents
 from radixlm.models.block_draft import BlockDraft
 from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.drafts import DraftModel, StandaloneDraft
+from radixlm.models.draft_heads import MedusaHead, StateHead
+from radixlm.models.drafts import DraftModel, StandaloneDraft, needs_of
 from radixlm.models.dtype import resolve_dtypes
-from radixlm.models.medusa import MedusaHead
 from radixlm.models.reading_draft import ReadingDraft
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.scheme import Scheme
 from radixlm.speculative.trees import TreeShape
-from radixlm.step.batch import HiddenNeeds
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
@@ -160,8 +159,7 @@ def tap_for_drafter(config: ServerConfig, info: ModelInfo, target: Model) -> Non
         return
     spec = head_in(config, find_draft(config, info))
     if spec is not None:
-        layers = tapped_layers(spec, len(target.decoder.blocks))
-        target.tap(HiddenNeeds(layers, not layers))
+        target.tap(needs_of(spec, target.decoder))
 
 
 def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
@@ -175,6 +173,9 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
         except ConfigError as error:
             raise ConfigError(str(error).replace("--model-path", FLAG)) from error
     if algorithm in ("EAGLE", "NEXTN") and _predicts(config, info.folder):
+        return info.folder
+    may_hold = algorithm == "DSPARK" and info.architecture in DSPARK_LAYERS
+    if may_hold and head_in(config, info.folder) is not None:
         return info.folder
     if info.folder.parent in (ASSETS, ZOO) and algorithm in _BUNDLED:
         name = info.folder.name + _BUNDLED[algorithm]
@@ -201,6 +202,9 @@ def _predicts(config: ServerConfig, folder: Path) -> bool:
 def head_in(config: ServerConfig, folder: Path) -> Draft | None:
     """The head in a folder; None if it holds a model."""
     c = load_config(folder)
+    layers = DSPARK_LAYERS.get(c.architecture)
+    if layers is not None and config.speculate.speculative_algorithm == "DSPARK":
+        return describe_draft(c.replace(architecture=layers)) if "dspark_markov_rank" in c else None
     head = EAGLE_HEADS.get(c.architecture)
     if head is not None and _load_format(config) != "dummy":
         if {"fc.weight", "model.fc.weight"} & _tensors(config, folder):
@@ -268,7 +272,8 @@ def _load_head(
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
     kind = _kind_of(spec)
     nets = [kind(spec, context, weight, number) for number in range(spec.modules)]
-    is_part = folder == info.folder or len(nets) > 1
+    # a checkpoint of DSpark layers may hold their target as well
+    is_part = folder == info.folder or len(nets) > 1 or taps_mean(spec)
     kept = kept_ids(config, spec, target.decoder, device)
 
     leaves = partial(_leaves, is_part)
@@ -300,6 +305,8 @@ def _kind_of(spec: Draft) -> type[DraftModel]:
         return ReadingDraft
     if spec.layers is not None:
         return MedusaHead
+    if spec.state is not None:
+        return StateHead
     return DraftModel if spec.block is None else BlockDraft
 
 
@@ -313,7 +320,7 @@ def _describe_head(
         raise ConfigError(
             f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
         )
-    own, strict = algorithm_of(spec), {*BLOCK_DRAFTS, "MEDUSA"}
+    own, strict = algorithm_of(spec), {*BLOCK_DRAFTS, "MEDUSA", "MLP_SPECULATOR"}
     if own != algorithm and (algorithm == "EAGLE3" or {own, algorithm} & strict):
         raise ConfigError(
             f"--speculative-algorithm {algorithm}: {folder} holds a head of kind {own}; {own} works"
@@ -337,7 +344,8 @@ def _describe_head(
 def _leaves(is_part: bool, name: str) -> bool:
     """Whether a head leaves a tensor alone that it does not use; ``is_part``: of a checkpoint that
     holds more."""
-    ends = ("t2d", "d2t", "embed_tokens.weight", "lm_head.weight", "lm_heads.0.weight")
+    heads = ("lm_head.weight", "lm_heads.0.weight")
+    ends = ("t2d", "d2t", "token_map", "embed_tokens.weight", *heads)
     is_unused = name.startswith("confidence_head.") or name == "verifier_norm.weight"
     return is_part or is_unused or name.endswith(ends)
 

@@ -34,9 +34,9 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.draft_entries import PageGroups
 from radixlm.executor.graphs import draft_widths
 from radixlm.executor.grouped_runner import GroupedRunner
+from radixlm.executor.heads_drafter import HeadsDrafter
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
-from radixlm.executor.medusa_drafter import MedusaDrafter
 from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.executor.parallel_drafter import ParallelDrafter
 from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
@@ -54,8 +54,8 @@ from radixlm.memory.slots import SlotAllocator
 from radixlm.models.block_draft import BlockDraft
 from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.draft_heads import DraftHead
 from radixlm.models.dump import TensorDump
-from radixlm.models.medusa import MedusaHead
 from radixlm.models.reading_draft import ReadingDraft
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
@@ -183,7 +183,7 @@ def _drafter(
     spaces: tuple[int, ...],
     num_pages: int,
     num_groups: int,
-) -> ModelDrafter | ReadingDrafter | MedusaDrafter | None:
+) -> ModelDrafter | ReadingDrafter | HeadsDrafter | None:
     """``num_pages``: of each of the groups of data-parallel attention."""
     draft = parts.draft
     if draft is None or not limits.max_drafts:
@@ -192,9 +192,9 @@ def _drafter(
         return ReadingDrafter(
             draft.net, parts.attn, tables, spaces, limits.page_size, draft.num_ids
         )
-    nets = [net for net, _ in draft.modules if isinstance(net, MedusaHead)]
+    nets = [net for net, _ in draft.modules if isinstance(net, DraftHead)]
     if nets:
-        return MedusaDrafter(nets, tables, draft.num_ids)
+        return HeadsDrafter(nets, tables, draft.num_ids)
     groups = ONE_GROUP
     if num_groups > 1:
         groups = PageGroups(tables.num_slots // num_groups, num_pages)

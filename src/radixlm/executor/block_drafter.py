@@ -94,10 +94,7 @@ class BlockDrafter(ModelDrafter):
         tokens, chances, before_R, state = [], [], self._fed(last_R), None
         for depth in range(count):
             logits_RV = logits_RKV[:, depth]
-            if net.block.markov:
-                hidden_RD = hidden_RKD[:, depth]
-                bias_RV, state = net.draft.markov.bias(before_R, hidden_RD, state)
-                logits_RV = logits_RV + bias_RV
+            logits_RV, state = net.behind(before_R, logits_RV, hidden_RKD[:, depth], state)
             before_R, chance_R = draw(logits_RV, at_R + depth)
             tokens.append(before_R)
             chances.append(chance_R)

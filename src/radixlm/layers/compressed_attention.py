@@ -180,12 +180,7 @@ class CompressedSparseAttentionLayer(Module):
         """The mixer's branch: [T, D]."""
         spec, cos_sin = self.spec, angles[self._rope]
         queries = self._queries(x_TD, cos_sin)
-        batch.attn.pools[self.site.group].store(
-            self.site.layer,
-            batch.store_GT[self.site.group],
-            self._token_rows(x_TD, batch.positions_T, cos_sin)[:, None],
-            None,
-        )
+        self.store(x_TD, batch, angles)
         out_THC = torch.empty_like(queries.q_THC)
         for span in spans(batch):
             if spec.sums is not None:
@@ -195,6 +190,15 @@ class CompressedSparseAttentionLayer(Module):
         self._apply_rope(out_THC, torch.cat((cos_sin[:, :half], -cos_sin[:, half:]), -1))
         grouped = out_THC.view(out_THC.shape[0], spec.groups, -1)
         return self.o_b.run(self._narrow.run(grouped).flatten(1))
+
+    def store(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> None:
+        """Store what the cache keeps of each token, but for entries."""
+        batch.attn.pools[self.site.group].store(
+            self.site.layer,
+            batch.store_GT[self.site.group],
+            self._token_rows(x_TD, batch.positions_T, angles[self._rope])[:, None],
+            None,
+        )
 
     def _queries(self, x_TD: Tensor, cos_sin: Angles) -> Queries:
         spec = self.spec
@@ -247,7 +251,8 @@ class CompressedSparseAttentionLayer(Module):
     def _attend(self, span: Span, queries: Queries, batch: ForwardBatch, out_THC: Tensor) -> None:
         """Fill the rows of one sequence, some queries at a time."""
         spec = self.spec
-        low = max(0, span.first - spec.sliding_window + 1)
+        is_block = (span.start, span.end - span.start) in batch.bidirectional_spans
+        low = first = max(0, span.first - spec.sliding_window + (not is_block))
         own_NC = self._read(batch, span, low, span.length)[:, : spec.head_dim]
         # a key has its place in sums by its position alone
         own_NC = F.pad(own_NC, (0, 0, low % LANES, -span.length % LANES))
@@ -264,6 +269,9 @@ class CompressedSparseAttentionLayer(Module):
                 low, low + len(own_NC), device=own_NC.device
             )
             keys, seen = own_NC, (distance_QN >= 0) & (distance_QN < spec.sliding_window)
+            if is_block:  # its tokens see each other, and all of them the window before the first
+                places_QN = positions_Q[:, None] - distance_QN
+                seen = (places_QN >= first) & (places_QN < span.length)
             if entries_ER is not None:
                 keys = torch.cat((keys, entries_ER[:, : spec.head_dim]))
                 seen = torch.cat((seen, self._seen(entries_ER, queries, rows, positions_Q)), -1)

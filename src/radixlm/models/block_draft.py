@@ -1,11 +1,11 @@
-"""BlockDraft: a draft that makes a block of tokens in one step (DFlash, DSpark).
+"""BlockDraft: a draft that makes a block of tokens in one step (DFlash, DFlash 2, DSpark).
 
 Its KV cache has an entry of each token but the last known one, which comes from the target's hidden
 states of that token and from no layer before it: keys and values of all layers are projected from
 the same channels.
 
 Legend: E entries, R rows (requests), T packed tokens of their blocks, N channels of the target's
-hidden states, D of the draft's, V vocabulary, M channels of the Markov head's table.
+hidden states, D of the draft's, V vocabulary, M channels of a Markov head's table.
 """
 
 from __future__ import annotations
@@ -17,63 +17,29 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.draft import Draft, MaskedBlock
+from radixlm.base.record import replace
 from radixlm.layers.block import BlockLayer
+from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.embedding import Embedding
-from radixlm.layers.linear import Linear
-from radixlm.layers.module import Module
+from radixlm.models.block_parts import ConvolvedBlock, MarkovHead, Selector
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftInputs, DraftModel
 from radixlm.step.batch import AttentionSite, ForwardBatch, InputEmbeds
 
 
-class MarkovHead(Module):
-    """What the token before a draft adds to its logits."""
-
-    table: Embedding
-    out: Linear
-    gate: Linear
-    joint: Linear
-
-    def __init__(self, draft: Draft, spec: MaskedBlock, context: LayerContext) -> None:
-        rank, self.kind, dim = spec.markov_rank, spec.markov, draft.decoder.dim
-        vocab = draft.decoder.vocab
-        self.table = Embedding(draft.target_vocab or vocab, rank, context)
-        self.out = context.linear(rank, vocab)
-        if self.kind == "gated":
-            self.gate = context.linear(dim + rank, rank, True)
-        elif self.kind == "rnn":
-            self.joint = context.linear(2 * rank + dim, 3 * rank, True)
-
-    def bias(
-        self, tokens_R: Tensor, hidden_RD: Tensor, state_RM: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """float32 [R, V], and the state of the next place; ``state_RM``: None at the first."""
-        before_RM = self.table.run(tokens_R)
-        if self.kind == "gated":
-            gate_RM = self.gate.run(torch.cat((hidden_RD, before_RM), -1)).sigmoid()
-            before_RM = before_RM * gate_RM
-        elif self.kind == "rnn":
-            if state_RM is None:
-                state_RM = torch.zeros_like(before_RM)
-            joint = self.joint.run(torch.cat((state_RM, before_RM, hidden_RD), -1))
-            gate_RM, new_RM, out_RM = joint.chunk(3, -1)
-            gate_RM = gate_RM.sigmoid()
-            state_RM = gate_RM * state_RM + (1 - gate_RM) * new_RM.tanh()
-            before_RM = out_RM.tanh()
-        return self.out.run(before_RM).float(), state_RM
-
-
 class BlockInputs(DraftInputs):
-    """With the Markov head."""
+    """With what chooses by the token before."""
 
     markov: MarkovHead
+    selector: Selector
 
     def __init__(self, spec: Draft, context: LayerContext) -> None:
         super().__init__(spec, context)
         assert spec.block is not None
         if spec.block.markov:
             self.markov = MarkovHead(spec, spec.block, context)
+        if spec.block.selector_rank:
+            self.selector = Selector(spec, spec.block, context)
 
 
 class _Storing:
@@ -98,7 +64,19 @@ class BlockDraft(DraftModel):
     draft: BlockInputs
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
-        return DecoderModel._block(self, layer, rope, place, state)
+        if not self.block.conv_taps:
+            return DecoderModel._block(self, layer, rope, place, state)
+        spec, dim = self.decoder.blocks[layer], self.decoder.dim
+        return ConvolvedBlock(spec, self.block, dim, self.context, rope, place)
+
+    def bind(self, target: DecoderModel, kept_ids_K: Tensor | None = None) -> None:
+        super().bind(target, kept_ids_K)
+        if self.block.selector_rank and not self.spec.owns_head:  # it scales logits by itself
+            own = self.spec.decoder
+            self._run_head, self._make_logits = target.whole_head.run, self.logits
+            self.decoder = replace(
+                self.decoder, logit_scale=own.logit_scale, logit_softcap=own.logit_softcap
+            )
 
     @property
     def block(self) -> MaskedBlock:
@@ -118,14 +96,43 @@ class BlockDraft(DraftModel):
         for block in self.blocks:
             assert block.mixer is not None
             read_ED = block.norm1.run(context_ED) if self.block.norms_entries else context_ED
-            block.mixer.run(read_ED, batch, angles)
+            if isinstance(block.mixer, CompressedSparseAttentionLayer):
+                block.mixer.store(read_ED, batch, angles)
+            else:
+                block.mixer.run(read_ED, batch, angles)
 
     def block_step(self, batch: ForwardBatch) -> Tensor:
         """What the head reads at ``logits_rows_R``: [R, D]."""
-        batch.embeds = InputEmbeds(self._embed_tokens(batch.token_ids_T))
+        embeds_TD = self._embed_tokens(batch.token_ids_T)
+        if self.block.embed_scale != 1.0:
+            embeds_TD = embeds_TD * self.block.embed_scale
+        if self.decoder.streams is not None:
+            embeds_TD = self.streams.begin(embeds_TD)
+        batch.embeds = InputEmbeds(embeds_TD)
         batch.attn.begin(batch)  # type: ignore[attr-defined]
         return self._normed(self._stream(batch)[batch.logits_rows_R])
 
     def block_logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 [R, V] of these rows."""
         return self._make_logits(hidden_RD)
+
+    def behind(
+        self, tokens_R: Tensor, logits_RV: Tensor, hidden_RD: Tensor, state_RM: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The logits of a place behind the target's ``tokens_R``, and what the next place gets as
+        ``state_RM``, which is None at the first."""
+        if self.block.markov:
+            bias_RV, state_RM = self.draft.markov.bias(tokens_R, hidden_RD, state_RM)
+            logits_RV = logits_RV + bias_RV
+        elif self.block.selector_rank:
+            own_R = self._own_ids(tokens_R)
+            logits_RV = self.draft.selector.choose(logits_RV, own_R, hidden_RD)
+        return logits_RV, state_RM
+
+    def _own_ids(self, tokens_R: Tensor) -> Tensor:
+        """The draft's tokens of the target's; of those that it lacks, the nearest lower ones."""
+        if self.target_ids_V is None:
+            return tokens_R
+        sorted_V, order_V = self.target_ids_V.sort()
+        at_R = torch.searchsorted(sorted_V, tokens_R, right=True) - 1
+        return order_V[at_R.clamp(min=0)]

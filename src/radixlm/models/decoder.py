@@ -58,8 +58,13 @@ from radixlm.step.result import TARGETS
 NOWHERE = (-1, -1)  # place in a pool of a layer that has none
 
 
-def _filled(taps_TN: Tensor | None, parts: Sequence[Tensor | None], x_TD: Tensor) -> Tensor:
-    """What a drafter reads, with these parts of the width of x; None for other stages' parts."""
+def _filled(
+    taps_TN: Tensor | None, parts: Sequence[Tensor | None], x_TD: Tensor, is_mean: bool
+) -> Tensor:
+    """What a drafter reads, with these parts of the width of x; None for other stages' parts.
+    ``is_mean``: of each, as of x, the mean of its streams."""
+    if is_mean:
+        parts, x_TD = [None if part is None else part.mean(1) for part in parts], x_TD[:, 0]
     width = x_TD.flatten(1).shape[1]
     if taps_TN is None:
         taps_TN = x_TD.new_zeros(len(x_TD), len(parts) * width)
@@ -252,10 +257,12 @@ class DecoderModel(Module):
     def tap(self, needs: HiddenNeeds | None) -> None:
         """From now on each step leaves these hidden states in ``ForwardBatch.taps_TN``. ConfigError
         for those behind layers of models with several residual streams, except all streams behind
-        hyper-connections."""
+        hyper-connections, and their means."""
         decoder, layers = self.decoder, needs.layers if needs else ()
         has_streams = decoder.streams or decoder.gated_streams
         has_others = has_streams and layers != (len(decoder.blocks) - 1,)
+        if needs is not None and needs.is_mean and decoder.streams is not None:
+            has_others = False
         if layers and (decoder.altup or has_others or decoder.cycles):
             raise ConfigError(
                 "--speculative-algorithm: heads cannot read the hidden states of this model, which "
@@ -264,6 +271,11 @@ class DecoderModel(Module):
         self.taps, self.program, self._program_backend = needs, None, None
         if self.pipeline is not None:
             self.pipeline.has_taps = needs is not None
+
+    @property
+    def _reads_mean(self) -> bool:
+        """Whether a drafter reads the means of the streams behind layers."""
+        return self.taps is not None and self.taps.is_mean
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
@@ -311,6 +323,8 @@ class DecoderModel(Module):
         if self.decoder.cycles is not None:
             self.cycles.emit(program, stream, self.norm)
             return
+        if layers and self._reads_mean:
+            raise Unsupported("means of residual streams for a drafter")
         if self.banks and stage.is_first:
             embeds = program.buffer("embeddings")
             program.ops.copy(x=stream.residual, y=embeds, dim=self.decoder.dim)
@@ -491,7 +505,8 @@ class DecoderModel(Module):
             if layer in layers:  # a sum of its own: the next norm's rounding stays the same
                 tapped[layer] = x_TD.clone() if pending_TD is None else x_TD + pending_TD
         if layers:
-            batch.taps_TN = _filled(batch.taps_TN, [tapped.get(layer) for layer in layers], x_TD)
+            parts = [tapped.get(layer) for layer in layers]
+            batch.taps_TN = _filled(batch.taps_TN, parts, x_TD, self._reads_mean)
         if self.pipeline is not None and not stage.is_last:
             x_TD = added(x_TD, pending_TD)
             self.pipeline.hand_on(batch, x_TD, kept)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers
-from radixlm.arch.spec import Attention, LatentAttention
+from radixlm.arch.draft import Draft, at_step, num_streams, tapped_layers, taps_mean
+from radixlm.arch.spec import Attention, Decoder, LatentAttention
 from radixlm.base.record import Record, replace
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
@@ -47,6 +47,12 @@ class DraftOutput(Record, eq=False):
 
     logits_RV: Tensor
     hidden_RD: Tensor | None
+
+
+def needs_of(spec: Draft, target: Decoder) -> HiddenNeeds:
+    """The hidden states that a draft reads of this target."""
+    layers = tapped_layers(spec, len(target.blocks))
+    return HiddenNeeds(layers, not layers, taps_mean(spec))
 
 
 class VocabMap(Module):
@@ -83,7 +89,7 @@ class DraftInputs(Module):
         for name, width in (("embed_norm", dim), ("hidden_norm", wide)):
             if (norm := getattr(spec, name)) is not None:
                 setattr(self, name, NormLayer(norm, (width,), kernels, device))
-        if count > 1:
+        if count > 1 and spec.is_projected:
             self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
         elif spec.is_projected:
             read = spec.target_dim if spec.reads_target else dim
@@ -203,9 +209,9 @@ class DraftModel(DecoderModel):
         or the rows of the tokens ``kept_ids_K`` (int64)."""
         table = self.embed if self.spec.owns_table else target.embed
         self._embed_tokens, self._make_logits = table.run, self.logits
-        self.target_ids_V, head = kept_ids_K, target.decoder
         if self.spec.has_vocab_map:
-            self.target_ids_V = self.draft.vocab.targets_V
+            kept_ids_K = self.draft.vocab.targets_V
+        self.target_ids_V, head = kept_ids_K, target.decoder
         if not self.spec.owns_head:
             vocab = head.vocab if kept_ids_K is None else len(kept_ids_K)
             self.decoder = replace(
@@ -215,8 +221,7 @@ class DraftModel(DecoderModel):
                 logit_softcap=head.logit_softcap,
             )
             self._share_head(target, kept_ids_K)
-        layers = tapped_layers(self.spec, len(head.blocks))
-        self.needs = HiddenNeeds(layers, not layers)
+        self.needs = needs_of(self.spec, head)
 
     def _share_head(self, target: DecoderModel, kept_ids_K: Tensor | None) -> None:
         self.packed_head, self._target_decoder = target.whole_head, target.decoder

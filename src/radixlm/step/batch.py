@@ -100,10 +100,11 @@ class CrossAttentionSpan(Record):
 class HiddenNeeds(Record):
     """The hidden states of the target model that a drafter reads: what leaves the layers with these
     indices (-1: the embedding), and what leaves the last norm. They are concatenated in this order
-    along the width."""
+    along the width. ``is_mean``: of several residual streams their mean, else all."""
 
     layers: tuple[int, ...] = ()
     final: bool = False
+    is_mean: bool = False
 
 
 @dataclass(slots=True)

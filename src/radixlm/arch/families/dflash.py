@@ -7,7 +7,8 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.draft import Draft, MaskedBlock
 from radixlm.arch.families import builders as b
-from radixlm.arch.families.drafts import moved
+from radixlm.arch.families.deepseek_v4 import deepseek_v4
+from radixlm.arch.families.drafts import moved, v4_names
 from radixlm.arch.names import AnyOf
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder
 from radixlm.base.record import replace
@@ -20,21 +21,77 @@ _MARKOV = {
 }
 
 
+_DFLASH2 = {
+    "conv_kernel_size": "conv_taps",
+    "conv_group_size": "conv_group",
+    "selector_rank": "selector_rank",
+    "selector_top_k": "num_candidates",
+}
+_SELECTOR = {
+    "before": "predecessor_codebook",
+    "token": "successor_codebook",
+    "hidden": "hidden_projection",
+}
+
+
 def dflash(c: Config) -> Draft:
     return _drafting(c, _layers(c), _block(c, 16))
 
 
+def dflash2(c: Config) -> Draft:
+    """Convolutions around the branches of layers; the token before chooses among the best ones."""
+    own = {key: _own(c).get(key, c.get(key)) for key in _DFLASH2}
+    if missing := [key for key, value in own.items() if not isinstance(value, int) or value < 1]:
+        raise c.error("dflash_config", f"has no positive {missing[0]!r}")
+    if c.hidden_size % own["conv_group_size"]:
+        raise c.error("conv_group_size", f"must divide 'hidden_size' = {c.hidden_size}")
+    sizes = {_DFLASH2[key]: value for key, value in own.items()}
+    embed_scale = float(_own(c).get("input_embedding_scale", 1.0))
+    block = replace(_block(c, 16), **sizes, embed_scale=embed_scale)
+    decoder = replace(
+        _layers(c),
+        logit_scale=float(_own(c).get("output_multiplier", 1.0)),
+        logit_softcap=float(_own(c).get("final_logit_softcapping") or 0.0),
+    )
+    return _drafting(c, decoder, block)
+
+
 def dspark(c: Config) -> Draft:
     """The last known token drafts the first one; the token before adds to the logits of each."""
-    own = c.get("dspark_config", {})
+    return _drafting(c, _layers(c), _markov_block(c))
+
+
+def _markov_block(c: Config) -> MaskedBlock:
+    own = _own(c)
     rank = own.get("markov_rank") or c.get("markov_rank", 0)
     kind = str(own.get("markov_head_type") or c.get("markov_head_type", "vanilla")).lower()
     if rank < 1:
         raise c.error("markov_rank", f"= {rank} must be positive")
     if kind not in ("vanilla", "gated", "rnn"):
         raise c.error("markov_head_type", f"= {kind!r} must be 'vanilla', 'gated' or 'rnn'")
-    block = replace(_block(c, 7, tells_next=True), markov=kind, markov_rank=rank)
-    return _drafting(c, _layers(c), block)
+    return replace(_block(c, 7, tells_next=True), markov=kind, markov_rank=rank)
+
+
+def deepseek_v4_dspark(c: Config) -> Draft:
+    """Window layers on several residual streams, all of which read the means of the target's. They
+    are in the model's checkpoint, and so is what describes them."""
+    own = {key: c.get("dspark_" + key) for key in ("markov_rank", "markov_head_type", "block_size")}
+    own |= {"mask_token_id": c.get("dspark_noise_token_id")}
+    own |= {"target_layer_ids": c.get("dspark_target_layer_ids")}
+    given = {key: value for key, value in own.items() if value is not None}
+    c = c.replace(dspark_config=_own(c) | given)
+    taps = _tapped(c)
+    count = len(taps)
+    kinds = {"layer_types": ["sliding_attention"] * count, "mlp_layer_types": ["moe"] * count}
+    decoder = deepseek_v4(c.replace(num_hidden_layers=count, **kinds))
+    names = v4_names(decoder, "mtp.{i}.", last=f"mtp.{count - 1}.")
+    names |= {"draft.taps": "mtp.0.main_proj", "draft.hidden_norm": "mtp.0.main_norm"}
+    for role, name in _MARKOV.items():
+        stored = (f"mtp.{i}.markov_head.{name}" for i in reversed(range(count)))
+        names[f"draft.markov.{role}"] = AnyOf(*stored, f"markov_head.{name}")
+    module = replace(decoder, names=names, tied=False)
+    return Draft(module, is_projected=False, hidden_norm=b.rms(c), taps=count, tap_layers=taps,
+                 block=_markov_block(c))  # fmt: skip
 
 
 def laguna_dflash(c: Config) -> Draft:
@@ -66,9 +123,11 @@ def _layers(c: Config, extras: AttentionExtras | None = None) -> Decoder:
 
 def _seen(c: Config, layer: int, mixer: Attention) -> Attention:
     """The attention of a layer: tokens of a block see those before them alone in layers with a
-    window, and in all layers if ``is_causal``."""
+    window, unless ``is_causal`` says whether they do in all layers."""
     span = b.window(c, layer) if c.get("layer_types") else 0
-    is_causal = c.get("is_causal") or (span and not c.get("sliding_window_non_causal"))
+    is_causal = c.get("is_causal", _own(c).get("causal"))
+    if is_causal is None:
+        is_causal = span and not c.get("sliding_window_non_causal")
     if not span and not is_causal:
         return mixer
     extras = replace(mixer.extras or AttentionExtras(), is_causal=True)
@@ -77,7 +136,7 @@ def _seen(c: Config, layer: int, mixer: Attention) -> Attention:
 
 def _block(c: Config, size: int, tells_next: bool = False) -> MaskedBlock:
     """``size`` and ``tells_next``: where the config does not say."""
-    own = c.get("dspark_config", {}) | c.get("dflash_config", {})
+    own = _own(c)
     mask = own.get("mask_token_id", c.get("mask_token_id"))
     if not isinstance(mask, int) or not 0 <= mask < c.vocab_size:
         raise c.error("dflash_config", f"has no 'mask_token_id' below {c.vocab_size}")
@@ -85,6 +144,12 @@ def _block(c: Config, size: int, tells_next: bool = False) -> MaskedBlock:
     if size < 2:
         raise c.error("block_size", f"= {size} must be at least 2")
     return MaskedBlock(size, mask, bool(c.get("sample_from_anchor", tells_next)))
+
+
+def _own(c: Config) -> dict[str, Any]:
+    """What the config has apart from the layers."""
+    own: dict[str, Any] = c.get("dspark_config", {}) | c.get("dflash_config", {})
+    return own
 
 
 def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) -> Draft:
@@ -103,6 +168,12 @@ def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) ->
     names["mixer.gate"] = AnyOf(*(at + "layers.{i}.self_attn.g_proj" for at in ("", "model.")))
     names |= {f"draft.tap_norms.{i}": f"aux_hidden_norms.{i}" for i in range(len(taps))}
     names |= {f"draft.markov.{role}": f"markov_head.{name}" for role, name in _MARKOV.items()}
+    selector = {role: f"candidate_selector.{name}" for role, name in _SELECTOR.items()}
+    names |= {f"draft.selector.{role}": name for role, name in selector.items()}
+    for number, branch in (("1", "attention"), ("2", "mlp")):
+        at = f"layers.{{i}}.{branch}_conv."
+        names |= {f"conv{number}.base": at + "base_kernel"}
+        names |= {f"conv{number}.factors": at + "kernel_projection"}
     names |= {"head": "lm_head", "draft.vocab": "d2t"}
     vocab = c.get("draft_vocab_size") or c.vocab_size
     is_cut = vocab != c.vocab_size
@@ -124,7 +195,7 @@ def _drafting(c: Config, decoder: Decoder, block: MaskedBlock, **fields: Any) ->
 def _tapped(c: Config) -> tuple[int, ...]:
     """The target layers whose outputs are read: the listed ones, else as many as the draft has
     layers, from the second to the third from the last."""
-    own = c.get("dspark_config", {}) | c.get("dflash_config", {})
+    own = _own(c)
     listed = own.get("target_layer_ids") or c.get("target_layer_ids")
     if led_to := c.get("aux_hidden_state_layer_ids"):  # of ``speculators``: to these they lead
         listed = [layer - 1 for layer in led_to]

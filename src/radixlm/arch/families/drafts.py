@@ -152,18 +152,24 @@ def deepseek_v4(c: Config) -> Draft:
     the model's."""
     one = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
     decoder, at = _target(c.replace(**one, mlp_layer_types=["moe"])), f"mtp.{STEP}."
-    roles: dict[str, Any] = dict(decoder.names)
-    names = {
-        role: renamed(renamed(name, LAYER.removeprefix("model."), at), "model.mtp.", "mtp.")
-        for role, name in roles.items()
-    }
-    for part in ("fn", "base", "scale"):
-        names[f"streams.end_weights.{part}"] = f"{at}hc_head_{part}"
+    names = v4_names(decoder, at, last=at)
     parts = {"join_embed": "e_proj", "join_hidden": "h_proj"}
     parts |= {"embed_norm": "enorm", "hidden_norm": "hnorm"}
     names |= {f"draft.{role}": at + stored for role, stored in parts.items()}
-    module = replace(decoder, names=names | {"norm": at + "norm"})
+    module = replace(decoder, names=names)
     return _normed(c, module, _count(c), before_norm=True, passes_normed=False)
+
+
+def v4_names(decoder: Decoder, layer: str, last: str) -> dict[str, Any]:
+    """DeepSeek V4's names with its layers at ``layer``, and what is behind them at ``last``."""
+    roles: dict[str, Any] = dict(decoder.names)
+    names = {
+        role: renamed(renamed(name, LAYER.removeprefix("model."), layer), "model.mtp.", "mtp.")
+        for role, name in roles.items()
+    }
+    for part in ("fn", "base", "scale"):
+        names[f"streams.end_weights.{part}"] = f"{last}hc_head_{part}"
+    return names | {"norm": last + "norm"}
 
 
 def bailing(c: Config) -> Draft:

@@ -1,4 +1,5 @@
-"""MedusaDrafter: Medusa heads (``models/medusa.py``) as the device's drafter.
+"""HeadsDrafter: heads that guess one token further each (``models/draft_heads.py``) as the device's
+drafter.
 
 Legend: R rows that emit, K drafted tokens, D width.
 """
@@ -14,14 +15,14 @@ from radixlm.executor.drafter import DeviceProposals, DraftColumns, StatelessDra
 from radixlm.step.plan import Int32Array
 
 if TYPE_CHECKING:
-    from radixlm.models.medusa import MedusaHead
+    from radixlm.models.draft_heads import DraftHead
 
 
-class MedusaDrafter(StatelessDrafter):
+class HeadsDrafter(StatelessDrafter):
     """``nets``: a head for each draft; further drafts have the chance 0. ``num_ids``: target
     tokens from this id on are never proposed."""
 
-    def __init__(self, nets: Sequence[MedusaHead], tables: DeviceTables, num_ids: int) -> None:
+    def __init__(self, nets: Sequence[DraftHead], tables: DeviceTables, num_ids: int) -> None:
         super().__init__()
         self._nets, self._tables, self._num_ids = nets, tables, num_ids
         self.hidden = nets[0].needs
@@ -32,10 +33,12 @@ class MedusaDrafter(StatelessDrafter):
         index_R = columns.index_R
         slots_R, at_R = tail.slots_R[index_R], tail.positions_R[index_R]
         assert tail.hidden_TD is not None, "the target leaves no hidden states"
-        hidden_RD = tail.hidden_TD[tail.last_R[index_R]]
+        tokens_R, hidden_RD = tail.next_tokens_R[index_R], tail.hidden_TD[tail.last_R[index_R]]
         states = [tail.sampling.states[slot] for slot in slots_R.tolist()]
-        draw = Draw(states, None, self._num_ids)
+        draw = Draw(states, self._nets[0].target_ids_V, self._num_ids)
         for depth, net in enumerate(self._nets[: int(lens_R.max())]):
             num = columns.num_rows(depth)
-            columns.add(depth, *draw(net.guess(hidden_RD[:num]), at_R[:num] + depth + 1))
+            logits_RV, hidden_RD = net.guess(hidden_RD[:num], tokens_R[:num])
+            tokens_R, chance_R = draw(logits_RV, at_R[:num] + depth + 1)
+            columns.add(depth, tokens_R, chance_R)
         return columns.proposals()
