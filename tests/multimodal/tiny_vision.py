@@ -130,6 +130,31 @@ def emu3() -> Tiny:
     return Tiny(config, tf.Emu3Processor(reader, tok), "<image>")
 
 
+def apertus1p5() -> Tiny:
+    marks = ("boi", "eoi", "image_wrapper", "eol", "boa", "eoa")
+    tok = tokenizer(
+        image_token="<|image|>", audio_token="<|audio|>",
+        **{f"{mark}_token": f"<|{mark}|>" for mark in marks},
+    )  # fmt: skip
+    eye = {
+        "codebook_size": 32, "embed_dim": 8, "latent_channels": 8, "base_channels": 32,
+        "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": [], "resolution": 16,
+    }  # fmt: skip
+    ear = {
+        "model_type": "wavtokenizer_encoder", "codebook_size": 32, "codebook_dim": 16,
+        "hidden_size": 16, "num_filters": 2, "num_lstm_layers": 1,
+    }  # fmt: skip
+    config = tf.Apertus1p5Config(
+        vision_config=eye, audio_config=ear, image_token_offset=290, audio_token_offset=322,
+        image_token_id=tok.image_token_id, audio_token_id=tok.audio_token_id,
+        text_config=text("apertus1p5_text", vocab_size=400, output_vocab_size=290),
+    )  # fmt: skip
+    pixels = {"min_pixels": 16 * 16, "max_pixels": 64 * 64}
+    reader = image_processor("Apertus1p5", size=pixels, spatial_factor=2)
+    whole = tf.Apertus1p5Processor(reader, tf.WavTokenizerFeatureExtractor(), tok)
+    return Tiny(config, whole, "<|image|>")
+
+
 EYE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 7,
@@ -329,8 +354,8 @@ def as_deepseek_ocr(folder: Path) -> None:
 VISION: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
-        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, emu3, blip_2,
-        instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
+        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, emu3, apertus1p5,
+        blip_2, instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip
 # families that take one image a prompt

@@ -135,6 +135,7 @@ ARCHITECTURES: dict[str, str] = {
     "Lfm2MoeForCausalLM": "linear:lfm2_moe",
     "Lfm3ForCausalLM": "linear:lfm3",
     "Llama4ForCausalLM": "llama4:llama4",
+    "LlamaBidirectionalForSequenceClassification": "heads:llama_bidirectional_classifier",
     "LlamaBidirectionalModel": "heads:llama_bidirectional",
     "LlamaEmbeddingModel": "heads:embedding",
     "LlamaForCausalLM": "llama:llama",
@@ -172,6 +173,7 @@ ARCHITECTURES: dict[str, str] = {
     "NanoChatForCausalLM": "llama4:nanochat",
     "NemotronForCausalLM": "phi:nemotron",
     "NemotronHForCausalLM": "hybrid:nemotron_h",
+    "NemotronHPuzzleForCausalLM": "hybrid:nemotron_h_puzzle",
     "Olmo2ForCausalLM": "olmo:olmo2",
     "Olmo3ForCausalLM": "olmo:olmo3",
     "OlmoeForCausalLM": "olmo:olmoe",
@@ -190,7 +192,8 @@ ARCHITECTURES: dict[str, str] = {
     "PhiForCausalLM": "phi:phi",
     "PhiMoEForCausalLM": "moe:phimoe",
     "PhimoeForCausalLM": "moe:phimoe",
-    "Plamo3ForCausalLM": "own_code:plamo3",
+    "Plamo2ForCausalLM": "plamo:plamo2",
+    "Plamo3ForCausalLM": "plamo:plamo3",
     "QuantMixtralForCausalLM": "mixtral:mixtral",
     "Qwen2ForCausalLM": "qwen:qwen2",
     "Qwen2ForProcessRewardModel": "heads:qwen2_process_reward",
@@ -251,7 +254,7 @@ DECODERS_WITH_HEADS = """
 """
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
-    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte
+    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte GteNew
     JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
     RobertaPreLayerNorm XLMRoberta XLMRobertaXL
 """
@@ -259,6 +262,8 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
     for _stem in _stems.split():
         ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
         ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
+        if _module == "encoders":  # how many embedding models are saved; the head is not read
+            ARCHITECTURES.setdefault(f"{_stem}ForMaskedLM", f"{_module}:embedding")
 
 # Drafted tokens with which speculative decoding starts, as in SGLang; 5 for other architectures.
 DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssForCausalLM": 3}
@@ -397,6 +402,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "modernbert-decoder": "gpt:modernbert_decoder_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
+    "nemotron_h_puzzle": "hybrid:nemotron_puzzle_config",
     "paddleocr_vl_text": "ernie:paddleocr_config",
     "rwkv": "rwkv:rwkv_config",
     "sarvam_mla": "sarvam:sarvam_config",

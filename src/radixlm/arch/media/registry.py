@@ -20,6 +20,7 @@ _GRANITE_SPEECH = MultimodalSpec(
     reader="embedding_multiplier",
 )
 MULTIMODAL: Mapping[str, MultimodalSpec] = {
+    "Apertus1p5ForConditionalGeneration": PLAIN,
     "AriaForConditionalGeneration": PLAIN,
     "AudioFlamingo3ForConditionalGeneration": MultimodalSpec(
         text=_OWN_HEAD,
