@@ -49,6 +49,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
     ),
     "Dots3NoteForConditionalGeneration": PLAIN,
+    "DotsOCRForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
     "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
