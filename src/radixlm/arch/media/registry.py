@@ -35,6 +35,11 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "CohereCompassForConditionalGeneration": MultimodalSpec(text="media.composite:cohere_compass"),
     "Cosmos3EdgeForConditionalGeneration": MultimodalSpec(text="media.composite:cosmos3_edge"),
     "DeepseekOcr2ForConditionalGeneration": MultimodalSpec(text="deepseek_ocr:deepseek_ocr"),
+    "DeepseekOCR2ForCausalLM": MultimodalSpec(
+        text="deepseek_ocr:deepseek_ocr",
+        text_model_type="deepseek:ocr_text_model_type",
+        layout="deepseek:OCR2",
+    ),
     "DeepseekOCRForCausalLM": MultimodalSpec(
         text="deepseek_ocr:deepseek_ocr",
         text_model_type="deepseek:ocr_text_model_type",
