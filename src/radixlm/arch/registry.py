@@ -369,6 +369,7 @@ MTP_LAYERS: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
     "Qwen3_5ForConditionalGeneration": "drafts:qwen3_next",
     "Qwen3_5MoeForConditionalGeneration": "drafts:qwen3_next",
+    "InternS2PreviewForConditionalGeneration": "drafts:qwen3_next",
     "Qwen4ExpForCausalLM": "drafts:qwen4_exp",
     "Qwen4ExpForConditionalGeneration": "drafts:qwen4_exp",
     "LongcatFlashForCausalLM": "drafts:longcat",

@@ -94,6 +94,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
     "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
+    "InternS2PreviewForConditionalGeneration": MultimodalSpec(hf_model_type="qwen3_5_moe"),
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
     "JanusForConditionalGeneration": PLAIN,
