@@ -341,7 +341,7 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         gemma4_sounds,
     )
 }
-NEEDS = {"gemma3n": "timm"}
+NEEDS = {"gemma3n": "timm", "apertus1p5_sounds": "transformers.models.apertus1p5"}
 AudioClips = list[np.ndarray[Any, Any]]
 
 

@@ -34,6 +34,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeForCausalLM": "custom:bailing_moe",
     "BailingMoeV2_5ForCausalLM": "own_code:bailing_moe_v2_5",
     "BailingMoeV2ForCausalLM": "custom:bailing_moe_v2",
+    "BailingMoeV3ForCausalLM": "mla:bailing_moe_v3",
     "BambaForCausalLM": "hybrid:bamba",
     "BeamForCausalLM": "moe:beam",
     "BioGptForCausalLM": "gptj:biogpt",
@@ -351,6 +352,7 @@ MTP_LAYERS: dict[str, str] = {
     "Dots3NoteForConditionalGeneration": "drafts:dots3_note",
     "BailingMoeV2ForCausalLM": "drafts:bailing",
     "BailingHybridForCausalLM": "drafts:bailing",
+    "BailingMoeV3ForCausalLM": "drafts:bailing",
     "HYV3ForCausalLM": "drafts:bailing",
     "HYV4ForCausalLM": "drafts:hy_v4",
     "Ernie4_5_MoeForCausalLM": "drafts:ernie",
@@ -388,6 +390,7 @@ BORROWED_CLASSES: dict[str, str] = {
 CONFIG_CONVERTERS: dict[str, str] = {
     "axk2": "mla:axk2_config",
     "bailing_hybrid": "mla:bailing_config",
+    "bailing_moe_v3": "mla:bailing_config",
     "bamba": "hybrid:bamba_config",
     "ernie4_5_vl_moe": "ernie:ernie_vl_config",
     "ernie4_5_vl_moe_text": "ernie:ernie_vl_config",

@@ -158,7 +158,7 @@ class TappedDeltaNetLayer(DeltaNetLayer):
 
     def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
         opened = self._context.kernels.activate(self.tap_in.run(x_TD), "silu")
-        taps = self.tap_out.run(opened).unflatten(-1, (-1, self.spec.width))
+        taps = self.tap_out.run(opened).view(len(x_TD), -1, self.spec.width)
         return [*super()._project(x_TD, batch), taps]
 
     def _convolved(self, inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:

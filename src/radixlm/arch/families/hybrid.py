@@ -8,7 +8,7 @@ from typing import Any
 
 from radixlm.arch import spec
 from radixlm.arch.config import Config
-from radixlm.arch.config_defaults import CANONICAL, defaults
+from radixlm.arch.config_defaults import CANONICAL
 from radixlm.arch.families import builders as b
 from radixlm.arch.families.granite import MOE_NAMES, multiplied
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
@@ -299,11 +299,10 @@ def nemotron_h(c: Config) -> spec.Decoder:
 
 
 def nemotron_puzzle_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """With the defaults of the class, which are those of Nemotron H."""
-    raw = nemotron_h_config(raw)
+    """With the number of layers."""
     layers = raw.get("block_configs")
     count = {"num_hidden_layers": len(layers)} if isinstance(layers, list) else {}
-    return {**defaults()["nemotron_h"], **count, **raw}
+    return {**count, **nemotron_h_config(raw)}
 
 
 def nemotron_h_puzzle(c: Config) -> spec.Decoder:
