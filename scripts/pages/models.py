@@ -57,7 +57,11 @@ Prediction layers that are not built, and why:
 PARITY = Path(__file__).parents[2] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
-PUBLISHED = ("own_code.py", "published.py")  # families whose mathematics the tests write out
+PUBLISHED = (
+    "own_code.py",
+    "plamo.py",
+    "published.py",
+)  # families whose mathematics the tests write out
 
 
 def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:

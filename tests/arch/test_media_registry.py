@@ -30,11 +30,12 @@ def test_a_row_names_what_exists(name: str) -> None:
     assert not row.text_architecture or row.text_architecture in ARCHITECTURES
     assert row.video in get_args(Video) and row.encoder in get_args(Encoder)
     assert row.transcriber in get_args(Transcriber)
-    assert not row.custom or (row.custom in IMAGE_PROCESSORS and row.layout)
     assert row.audio_processor in ("", *OF_ONE_CLIP, *AUDIO_PROCESSORS)
     layout = layout_of(row)
     assert (layout is None) == (not row.layout)
     assert layout is None or isinstance(layout, CheckpointLayout)
+    has_processor = layout is not None and bool(layout.processor or row.custom in IMAGE_PROCESSORS)
+    assert has_processor or not row.custom
     assert isinstance(text_model_type(name, {}), str)
 
 

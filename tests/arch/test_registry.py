@@ -47,8 +47,8 @@ def test_models_with_multi_token_prediction_are_architectures() -> None:
     assert MTP_LAYERS.keys() <= ARCHITECTURES.keys()
 
 
-def test_every_encoder_has_both_names() -> None:
-    ends = ("Model", "ForSequenceClassification")
+def test_every_encoder_has_all_names() -> None:
+    ends = ("Model", "ForMaskedLM", "ForSequenceClassification")
     rows = {f"{stem}{end}" for stem in ENCODERS for end in ends}
     assert rows == {name for name, row in ARCHITECTURES.items() if row.startswith("encoders:")}
 

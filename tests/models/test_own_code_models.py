@@ -1,4 +1,4 @@
-"""Further models with their own code (Jais, Ling 2.5, MiMo V2, Ouro, PLaMo 3, TeleChat 2) against
+"""Further models with their own code (Jais, Ling 2.5, MiMo V2, Ouro, TeleChat 2) against
 their mathematics in plain torch, or a class of transformers with the same."""
 
 from __future__ import annotations
@@ -128,50 +128,6 @@ def test_ouro(tmp_path: Path) -> None:
                 x = x + rms(swiglu(w, at + "mlp.", rms(x, before2)), behind2)
             x = rms(x, w["model.norm.weight"])
         return _linear(w, "lm_head", x)
-
-    check(tmp_path, reference)
-
-
-@pytest.mark.parametrize("by_pattern", [False, True])
-def test_plamo_3(tmp_path: Path, by_pattern: bool) -> None:
-    names = ("pre_mixer_norm", "post_mixer_norm", "pre_mlp_norm", "post_mlp_norm")
-    shapes = dict(ENDS)
-    for i in range(2):
-        at = f"model.layers.layers.{i}."
-        shapes |= _norms(at, *names) | {f"{at}mixer.qkv_proj.weight": (3 * DIM, DIM)}
-        shapes |= {f"{at}mixer.{one}_norm.weight": (WIDTH,) for one in "qk"}
-        shapes |= {
-            f"{at}mixer.o_proj.weight": (DIM, DIM),
-            f"{at}mlp.down_proj.weight": (DIM, INNER),
-        }
-        shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * INNER, DIM)
-    windows: dict[str, Any] = {"interleaved_sliding_window": [5, None]}
-    if by_pattern:
-        windows = {"sliding_window": 5, "sliding_window_pattern": 2}
-    config = {**BASE, "architectures": ["Plamo3ForCausalLM"], "rope_local_theta": 100.0, **windows}
-    w = checkpoint(tmp_path, config | {"head_dim": WIDTH}, shapes)
-
-    def normed(x: Tensor, name: str, offset: float = 1.0) -> Tensor:
-        return rms(x, w[name + ".weight"] + offset)
-
-    def reference(ids: list[int]) -> Tensor:
-        x, places = w["model.embed_tokens.weight"][ids], torch.arange(len(ids))
-        near = places[:, None] - places < 5
-        for i in range(2):
-            at = f"model.layers.layers.{i}."
-            qkv = _linear(w, at + "mixer.qkv_proj", normed(x, at + "pre_mixer_norm"))
-            q, k, v = (one.unflatten(-1, (HEADS, WIDTH)) for one in qkv.chunk(3, -1))
-            q, k = normed(q, at + "mixer.q_norm"), normed(k, at + "mixer.k_norm")
-            parts = tuple(one.flatten(1) for one in (q, k, v))
-            read = _attend(parts, 10000.0) if i else _attend(parts, 100.0, near)
-            read = _linear(w, at + "mixer.o_proj", read)
-            x = x + normed(read, at + "post_mixer_norm", 1 / 5)
-            gate, up = _linear(w, at + "mlp.gate_up_proj", normed(x, at + "pre_mlp_norm")).chunk(
-                2, -1
-            )
-            fed = _linear(w, at + "mlp.down_proj", F.silu(gate) * up)
-            x = x + normed(fed, at + "post_mlp_norm", 1 / 5**1.5)
-        return _linear(w, "lm_head", normed(x, "model.norm"))
 
     check(tmp_path, reference)
 

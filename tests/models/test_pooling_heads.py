@@ -285,6 +285,21 @@ def test_a_sentence_transformers_folder_loads_as_it_is(tmp_path: Path) -> None:
     assert asked == same != plain
 
 
+MASKED = ("Bert", "DistilBert", "ModernBert", "MPNet", "Roberta")
+
+
+@pytest.mark.parametrize("stem", MASKED)
+def test_a_masked_language_model_gives_vectors(stem: str) -> None:
+    settings = ENCODERS[f"{stem}Model"]
+    folder = made(f"{stem}ForMaskedLM", **settings)
+    with torch.inference_mode():
+        hidden = oracle(folder).base_model(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    pooled = hidden.mean(0) if stem == "MPNet" else hidden[0]
+    with engine(folder) as served:
+        got = served.encode(input_ids=[5, 6, 7])["embedding"]
+    assert got == pytest.approx(F.normalize(pooled, dim=0).tolist(), abs=1e-4)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda f: (f / "2_Dense/model.safetensors").unlink(), "2_Dense"),
     "another shape": (
@@ -359,18 +374,20 @@ def test_a_missing_tensor_is_named(architecture: str, tensor: str, tmp_path: Pat
 RENAMED = {
     "Contriever": ("BertModel", "mean"),
     "NewModel": ("GteModel", "cls"),
+    "GteNewModel": ("GteModel", "cls"),
     "LlamaBidirectionalModel": ("LlamaModel", "mean"),
+    "LlamaBidirectionalForSequenceClassification": ("LlamaModel", "mean"),
     "InternLM2ForRewardModel": ("InternLM2ForCausalLM", "last"),
 }
 
 
-@pytest.mark.parametrize("architecture", ["Contriever", "NewModel"])
+@pytest.mark.parametrize("architecture", ["Contriever", "NewModel", "GteNewModel"])
 def test_other_names_of_a_body(architecture: str, tmp_path: Path) -> None:
     base, pooling = RENAMED[architecture]
     folder = copy_tiny(made(base), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = [architecture]
-    if architecture == "NewModel":  # keys of the published checkpoints
+    if "New" in architecture:  # keys of the published checkpoints
         config |= {"model_type": "new", "rope_theta": config.pop("rope_parameters")["rope_theta"]}
     (folder / "config.json").write_text(json.dumps(config))
     text = prompts(architecture)[0]
@@ -382,19 +399,23 @@ def test_other_names_of_a_body(architecture: str, tmp_path: Path) -> None:
     assert got == pytest.approx(F.normalize(wanted, dim=0).tolist(), abs=1e-4)
 
 
-def test_a_bidirectional_llama_averages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Model", "ForSequenceClassification"])
+def test_a_bidirectional_llama_averages(kind: str, tmp_path: Path) -> None:
     folder = copy_tiny(made("LlamaModel"), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["LlamaBidirectionalModel"], "pooling": "avg"}
+    config |= {"architectures": ["LlamaBidirectional" + kind], "pooling": "avg", "num_labels": 1}
     (folder / "config.json").write_text(json.dumps(config))
-    text = prompts("both ways")[0]
+    score, text = linear("score", 1, bias=False), prompts("both ways")[0]
+    save_file(load_file(folder / "model.safetensors") | score, folder / "model.safetensors")
     mask = torch.zeros(1, 1, len(text), len(text))
     with torch.inference_mode():
         model = oracle(made("LlamaModel"))
         out = model(input_ids=torch.tensor([text]), attention_mask=mask).last_hidden_state[0]
+    mean = out.mean(0)
+    wanted = F.normalize(mean, dim=0) if kind == "Model" else apply(score, "score", mean)
     with engine(folder) as served:
         got = served.encode(input_ids=text)["embedding"]
-    assert got == pytest.approx(F.normalize(out.mean(0), dim=0).tolist(), abs=1e-4)
+    assert got == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 def test_the_reward_of_internlm2(tmp_path: Path) -> None:
@@ -465,5 +486,6 @@ def test_every_architecture_that_pools_is_tested() -> None:
     modules = ("bert", "encoders", "heads")
     known = {n for n, row in ARCHITECTURES.items() if row.partition(":")[0] in modules}
     same = {"NewForSequenceClassification", "EmbeddingGemmaModel", "CLIPTextModelWithProjection"}
+    same |= {"GteNewForSequenceClassification"} | {n for n in known if n.endswith("ForMaskedLM")}
     tested = {*ENCODERS, *HEADS, *CASES, *RENAMED, *BESIDE_A_TOWER, "CLIPModel"}
     assert known == tested | same

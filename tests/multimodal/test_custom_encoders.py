@@ -74,7 +74,7 @@ def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
             images = [IMAGES[i] for i in chosen]
             prompt = "look " + " and ".join(mark for _ in chosen) + " now tell"
             made = reader(text=[prompt], images=images, add_special_tokens=False)
-            ids = made["input_ids"][0].tolist()
+            ids = [int(one) for one in made["input_ids"][0]]
             want, first = greedy(
                 model, ids, [i for i, one in enumerate(ids) if one == token], rows(images)
             )

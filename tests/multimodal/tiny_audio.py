@@ -14,9 +14,11 @@ import torch.nn.functional as F
 import transformers as tf
 from transformers.audio_utils import mel_filter_bank
 
+from radixlm.multimodal.audio import resample
 from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, text, tokenizer
 from tests.multimodal.tiny_later import gemma4
+from tests.multimodal.tiny_vision import apertus1p5
 
 # a small Whisper: clips of two seconds, padded to the full length
 WHISPER = {
@@ -41,6 +43,11 @@ def qwen2_audio() -> Tiny:
     )
     whole = tf.Qwen2AudioProcessor(_feature_extractor(), tok)
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
+
+
+def apertus1p5_sounds() -> Tiny:
+    tiny = apertus1p5()
+    return Tiny(tiny.config, tiny.processor, "<|audio|>")
 
 
 def _omni_tokens() -> tuple[Any, dict[str, int]]:
@@ -317,6 +324,7 @@ def gemma3n() -> Tiny:
 AUDIO: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
+        apertus1p5_sounds,
         qwen2_audio,
         qwen2_5_omni,
         gemma3n,
@@ -333,7 +341,7 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         gemma4_sounds,
     )
 }
-NEEDS = {"gemma3n": "timm"}
+NEEDS = {"gemma3n": "timm", "apertus1p5_sounds": "transformers.models.apertus1p5"}
 AudioClips = list[np.ndarray[Any, Any]]
 
 
@@ -413,7 +421,14 @@ def _nemotron_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, tor
     return _embedded(whole.model, ids["input_ids"], given)
 
 
+def _apertus_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+    clips = [resample(audio, 16_000, 24_000) for audio in audios]
+    made: dict[str, torch.Tensor] = tiny.processor(text=[text], audio=clips, return_tensors="pt")
+    return made
+
+
 _INPUTS = {
+    "apertus1p5": _apertus_inputs,
     "nemotron_h_omni": _nemotron_inputs,
     "voxtral": _voxtral_inputs,
     "audioflamingo3": _apart,

@@ -194,6 +194,18 @@ def qwen3_5_moe() -> Tiny:
     )  # fmt: skip
 
 
+def intern_s2_preview() -> Tiny:
+    return qwen3_5_moe()
+
+
+def as_intern_s2_preview(folder: Path) -> None:
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    raw |= {"architectures": ["InternS2PreviewForConditionalGeneration"]}
+    raw["model_type"] = raw["vision_config"]["model_type"] = "intern_s2_preview"
+    path.write_text(json.dumps(raw))
+
+
 def glm_ocr() -> Tiny:
     return _glm("GlmOcr", "Glm46V", head_dim=16)
 
@@ -240,6 +252,7 @@ LATER: dict[str, Callable[[], Tiny]] = {
         gemma4_bidirectional,
         qwen3_5,
         qwen3_5_moe,
+        intern_s2_preview,
         glm_ocr,
         exaone4_5,
         video_llama3,
@@ -247,5 +260,6 @@ LATER: dict[str, Callable[[], Tiny]] = {
 }
 # checkpoints with other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {
-    "internvl_chat": as_internvl_chat
+    "internvl_chat": as_internvl_chat,
+    "intern_s2_preview": as_intern_s2_preview,
 } | SEEING_PUBLISHED

@@ -267,4 +267,7 @@ NEWER: dict[str, Callable[[], Tiny]] = {
     )
 } | NEWEST | VISION  # fmt: skip
 # their processors need an optional package; Fuyu's works with torchvision's images only
-NEWER_NEEDS = NEWEST_NEEDS | {"fuyu": "torchvision"}
+NEWER_NEEDS = NEWEST_NEEDS | {
+    "fuyu": "torchvision",
+    "apertus1p5": "transformers.models.apertus1p5",
+}

@@ -130,6 +130,31 @@ def emu3() -> Tiny:
     return Tiny(config, tf.Emu3Processor(reader, tok), "<image>")
 
 
+def apertus1p5() -> Tiny:
+    marks = ("boi", "eoi", "image_wrapper", "eol", "boa", "eoa")
+    tok = tokenizer(
+        image_token="<|image|>", audio_token="<|audio|>",
+        **{f"{mark}_token": f"<|{mark}|>" for mark in marks},
+    )  # fmt: skip
+    eye = {
+        "codebook_size": 32, "embed_dim": 8, "latent_channels": 8, "base_channels": 32,
+        "channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": [], "resolution": 16,
+    }  # fmt: skip
+    ear = {
+        "model_type": "wavtokenizer_encoder", "codebook_size": 32, "codebook_dim": 16,
+        "hidden_size": 16, "num_filters": 2, "num_lstm_layers": 1,
+    }  # fmt: skip
+    config = tf.Apertus1p5Config(
+        vision_config=eye, audio_config=ear, image_token_offset=290, audio_token_offset=322,
+        image_token_id=tok.image_token_id, audio_token_id=tok.audio_token_id,
+        text_config=text("apertus1p5_text", vocab_size=400, output_vocab_size=290),
+    )  # fmt: skip
+    pixels = {"min_pixels": 16 * 16, "max_pixels": 64 * 64}
+    reader = image_processor("Apertus1p5", size=pixels, spatial_factor=2)
+    whole = tf.Apertus1p5Processor(reader, tf.WavTokenizerFeatureExtractor(), tok)
+    return Tiny(config, whole, "<|image|>")
+
+
 EYE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 7,
@@ -210,12 +235,17 @@ def deepseek_ocr2() -> Tiny:
     eye = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }  # fmt: skip
     encoder = {"sam_config": {**SAM, "downsample_channels": [16, 32]}, "encoder_config": eye}
     config = tf.DeepseekOcr2Config(vision_config=encoder, text_config=held, image_token_id=257)
     reader = image_processor("DeepseekOcr2", size={"height": 64, "width": 64}, tile_size=48)
     whole = tf.DeepseekOcr2Processor(reader, tokenizer("<image>"), patch_size=1)
     return Tiny(config, whole, "<image>")
+
+
+def deepseek_ocr2_published() -> Tiny:
+    return deepseek_ocr2()
 
 
 def deepseek_ocr() -> Tiny:
@@ -304,22 +334,37 @@ def as_hunyuan_ocr(folder: Path) -> None:
     path.write_text(json.dumps(whole))
 
 
+SAM_SIZES = {
+    "width": 16, "layers": 2, "heads": 2, "patch_size": 1, "output_channels": 8,
+    "downsample_channels": [16, 32], "global_attn_indexes": [1],
+}  # fmt: skip
+
+
 def as_deepseek_ocr(folder: Path) -> None:
     """Its published config; its tensor names are the published ones already."""
-    path = folder / "config.json"
-    raw = json.loads(path.read_text())
-    text = raw["text_config"]
-    for key in ("mlp_layer_types", "layer_types", "sliding_window", "model_type", "head_dim"):
-        del text[key]
-    text |= {"first_k_dense_replace": 1, "use_mla": False, "kv_lora_rank": None, "v_head_dim": 0}
-    sam = {"width": 16, "layers": 2, "heads": 2, "patch_size": 1, "output_channels": 8}
-    sam |= {"downsample_channels": [16, 32], "global_attn_indexes": [1]}
     clip = {"width": 32, "layers": 2, "heads": 2, "image_size": 112, "patch_size": 7}
-    encoder = {"image_size": 64, "width": {"clip-l-14-224": clip, "sam_vit_b": sam}}
+    widths = {"clip-l-14-224": clip, "sam_vit_b": SAM_SIZES}
+    _as_published_ocr(folder, "DeepseekOCRForCausalLM", widths)
+
+
+def as_deepseek_ocr2(folder: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sam = {**SAM_SIZES, "mlp_ratio": 1.5, "window_size": 7}
+    _as_published_ocr(
+        folder, "DeepseekOCR2ForCausalLM", {"qwen2-0-5b": {"dim": 32, **sizes}, "sam_vit_b": sam}
+    )
+
+
+def _as_published_ocr(folder: Path, architecture: str, widths: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    text = json.loads(path.read_text())["text_config"]
+    for key in ("mlp_layer_types", "layer_types", "sliding_window", "model_type", "head_dim"):
+        text.pop(key, None)
+    text |= {"first_k_dense_replace": 1, "use_mla": False, "kv_lora_rank": None, "v_head_dim": 0}
     whole = {
-        "architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
-        "language_config": text, "projector_config": {"projector_type": "linear"},
-        "vision_config": encoder, "tile_tag": "2D", "global_view_pos": "head",
+        "architectures": [architecture], "model_type": "deepseek_vl_v2", "language_config": text,
+        "vision_config": {"image_size": 64, "width": widths}, "tile_tag": "2D",
+        "projector_config": {"projector_type": "linear"}, "global_view_pos": "head",
     }  # fmt: skip
     path.write_text(json.dumps(whole))
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -329,8 +374,9 @@ def as_deepseek_ocr(folder: Path) -> None:
 VISION: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
-        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, emu3, blip_2,
-        instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
+        hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, emu3, apertus1p5,
+        blip_2, instructblip, fuyu, deepseek_ocr2, deepseek_ocr2_published, deepseek_ocr, qwen4,
+        molmo2, molmo2_after,
     )
 }  # fmt: skip
 # families that take one image a prompt
@@ -338,4 +384,5 @@ ONE_IMAGE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints with other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": as_hunyuan_ocr, "deepseek_ocr": as_deepseek_ocr,
+    "deepseek_ocr2_published": as_deepseek_ocr2,
 }  # fmt: skip

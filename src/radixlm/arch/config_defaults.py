@@ -24,6 +24,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("torch_dtype",),
 }
 
+# Other spelling of a key -> its most common name.
+CANONICAL: Mapping[str, str] = {other: name for name, others in ALIASES.items() for other in others}
+
 # Defaults of every model, unless its own entry says otherwise.
 COMMON: Mapping[str, Any] = {
     "hidden_act": "silu",

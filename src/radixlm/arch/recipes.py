@@ -204,12 +204,16 @@ class ScaleRows(Record):
 
 
 class RepeatInterleave(Record):
-    """Every number of a vector repeated ``times`` times."""
+    """Every row (every number of a vector) repeated ``times`` times; with ``columns`` a vector
+    becomes a matrix of as many equal columns."""
 
     times: int
+    columns: int = 0
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
-        return cat([tensor.reshape(-1, 1)] * self.times, 1).reshape(-1)
+        rest = tuple(tensor.shape[1:])
+        rows = cat([tensor.reshape(-1, 1, *rest)] * self.times, 1).reshape(-1, *rest)
+        return cat([rows.reshape(-1, 1)] * self.columns, 1) if self.columns else rows
 
 
 class Scaled(Record):

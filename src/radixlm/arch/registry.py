@@ -34,6 +34,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeForCausalLM": "custom:bailing_moe",
     "BailingMoeV2_5ForCausalLM": "own_code:bailing_moe_v2_5",
     "BailingMoeV2ForCausalLM": "custom:bailing_moe_v2",
+    "BailingMoeV3ForCausalLM": "mla:bailing_moe_v3",
     "BambaForCausalLM": "hybrid:bamba",
     "BeamForCausalLM": "moe:beam",
     "BioGptForCausalLM": "gptj:biogpt",
@@ -127,6 +128,7 @@ ARCHITECTURES: dict[str, str] = {
     "JAISLMHeadModel": "own_code:jais",
     "JambaForCausalLM": "hybrid:jamba",
     "JetMoeForCausalLM": "ctrl_doge_jetmoe:jetmoe",
+    "JetNemotronForCausalLM": "jet_nemotron:jet_nemotron",
     "KimiLinearForCausalLM": "linear:kimi_linear",
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
@@ -135,6 +137,7 @@ ARCHITECTURES: dict[str, str] = {
     "Lfm2MoeForCausalLM": "linear:lfm2_moe",
     "Lfm3ForCausalLM": "linear:lfm3",
     "Llama4ForCausalLM": "llama4:llama4",
+    "LlamaBidirectionalForSequenceClassification": "heads:llama_bidirectional_classifier",
     "LlamaBidirectionalModel": "heads:llama_bidirectional",
     "LlamaEmbeddingModel": "heads:embedding",
     "LlamaForCausalLM": "llama:llama",
@@ -172,6 +175,7 @@ ARCHITECTURES: dict[str, str] = {
     "NanoChatForCausalLM": "llama4:nanochat",
     "NemotronForCausalLM": "phi:nemotron",
     "NemotronHForCausalLM": "hybrid:nemotron_h",
+    "NemotronHPuzzleForCausalLM": "hybrid:nemotron_h_puzzle",
     "Olmo2ForCausalLM": "olmo:olmo2",
     "Olmo3ForCausalLM": "olmo:olmo3",
     "OlmoeForCausalLM": "olmo:olmoe",
@@ -190,7 +194,8 @@ ARCHITECTURES: dict[str, str] = {
     "PhiForCausalLM": "phi:phi",
     "PhiMoEForCausalLM": "moe:phimoe",
     "PhimoeForCausalLM": "moe:phimoe",
-    "Plamo3ForCausalLM": "own_code:plamo3",
+    "Plamo2ForCausalLM": "plamo:plamo2",
+    "Plamo3ForCausalLM": "plamo:plamo3",
     "QuantMixtralForCausalLM": "mixtral:mixtral",
     "Qwen2ForCausalLM": "qwen:qwen2",
     "Qwen2ForProcessRewardModel": "heads:qwen2_process_reward",
@@ -251,7 +256,7 @@ DECODERS_WITH_HEADS = """
 """
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
-    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte
+    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte GteNew
     JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
     RobertaPreLayerNorm XLMRoberta XLMRobertaXL
 """
@@ -259,6 +264,8 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
     for _stem in _stems.split():
         ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
         ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
+        if _module == "encoders":  # how many embedding models are saved; the head is not read
+            ARCHITECTURES.setdefault(f"{_stem}ForMaskedLM", f"{_module}:embedding")
 
 # Drafted tokens with which speculative decoding starts, as in SGLang; 5 for other architectures.
 DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssForCausalLM": 3}
@@ -349,6 +356,7 @@ MTP_LAYERS: dict[str, str] = {
     "Dots3NoteForConditionalGeneration": "drafts:dots3_note",
     "BailingMoeV2ForCausalLM": "drafts:bailing",
     "BailingHybridForCausalLM": "drafts:bailing",
+    "BailingMoeV3ForCausalLM": "drafts:bailing",
     "HYV3ForCausalLM": "drafts:bailing",
     "HYV4ForCausalLM": "drafts:hy_v4",
     "Ernie4_5_MoeForCausalLM": "drafts:ernie",
@@ -367,6 +375,7 @@ MTP_LAYERS: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
     "Qwen3_5ForConditionalGeneration": "drafts:qwen3_next",
     "Qwen3_5MoeForConditionalGeneration": "drafts:qwen3_next",
+    "InternS2PreviewForConditionalGeneration": "drafts:qwen3_next",
     "Qwen4ExpForCausalLM": "drafts:qwen4_exp",
     "Qwen4ExpForConditionalGeneration": "drafts:qwen4_exp",
     "LongcatFlashForCausalLM": "drafts:longcat",
@@ -385,6 +394,7 @@ BORROWED_CLASSES: dict[str, str] = {
 CONFIG_CONVERTERS: dict[str, str] = {
     "axk2": "mla:axk2_config",
     "bailing_hybrid": "mla:bailing_config",
+    "bailing_moe_v3": "mla:bailing_config",
     "bamba": "hybrid:bamba_config",
     "ernie4_5_vl_moe": "ernie:ernie_vl_config",
     "ernie4_5_vl_moe_text": "ernie:ernie_vl_config",
@@ -394,6 +404,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "gpt_neox_japanese": "gpt:gpt_neox_config",
     "hunyuan_v1_moe": "llama4:hunyuan_config",
     "inkling_text": "conv_attention:inkling_config",
+    "jet_nemotron": "jet_nemotron:jet_nemotron_config",
     "kimi_linear": "linear:kimi_linear_config",
     "llama4_text": "llama4:llama4_config",
     "longcat_flash": "longcat:longcat_config",
@@ -401,6 +412,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "modernbert-decoder": "gpt:modernbert_decoder_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
+    "nemotron_h_puzzle": "hybrid:nemotron_puzzle_config",
     "paddleocr_vl_text": "ernie:paddleocr_config",
     "rwkv": "rwkv:rwkv_config",
     "sarvam_mla": "sarvam:sarvam_config",

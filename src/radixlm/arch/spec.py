@@ -420,10 +420,17 @@ class DeltaNet(Record):
     ngrams: Ngrams | None = None  # of its block; their states follow those of the delta rule
     decay_floor: float = 0.0  # below 0: log decay = floor * sigmoid(.); 0 = by a softplus
     act: Activation = "silu"  # of the convolution
+    # above 0, the convolution is of the values alone, and its taps are made of the token by way of
+    # this many channels (Jet-Nemotron, arXiv:2508.15884)
+    tap_rank: int = 0
+
+    @property
+    def qkv_channels(self) -> int:
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
 
     @property
     def conv_channels(self) -> int:
-        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+        return self.v_heads * self.v_dim if self.tap_rank else self.qkv_channels
 
     @property
     def states(self) -> tuple[State, ...]:

@@ -29,8 +29,8 @@ class DeltaNetLayer(StateLayer):
     def __init__(self, spec: DeltaNet, dim: int, context: LayerContext, row: int) -> None:
         super().__init__(spec, dim, context, row)
         values = spec.v_heads * spec.v_dim
-        self.qkv = context.linear(dim, spec.conv_channels)
-        self.conv = ConvLayer(spec.conv_channels, spec.width, False)
+        self.qkv = context.linear(dim, spec.qkv_channels)
+        self._make_conv(dim)
         decays = spec.v_heads * (spec.k_dim if spec.channel_decay else 1)
         self.beta = context.plain_linear(dim, spec.v_heads)
         if spec.channel_decay and spec.low_rank:
@@ -46,6 +46,9 @@ class DeltaNetLayer(StateLayer):
         self.norm = GatedNorm(spec.norm, spec.v_dim, 1, spec.gate_act, True, context.kernels)
         self.out = context.linear(values, dim)
 
+    def _make_conv(self, dim: int) -> None:
+        self.conv = ConvLayer(self.spec.conv_channels, self.spec.width, False)
+
     def finish(self) -> None:
         self._a, self._dt_bias = torch.exp(self.a_log.take()), self.dt_bias.take()
 
@@ -57,9 +60,13 @@ class DeltaNetLayer(StateLayer):
             decay, gate = self.decay.run(x_TD), self.gate.run(x_TD)
         return [self.qkv.run(x_TD), decay, self.beta.run(x_TD), gate]
 
+    def _convolved(self, inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values [B, L, channels], and the convolution's new state."""
+        return self.conv.run(inputs[0], state)
+
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         spec = self.spec
-        mixed, conv = self.conv.run(inputs[0], states[0])
+        mixed, conv = self._convolved(inputs, states[0])
         keys = spec.k_heads * spec.k_dim
         values = spec.v_heads * spec.v_dim
         q, k, v = self._activate(mixed, spec.act).split_with_sizes((keys, keys, values), -1)
@@ -139,6 +146,29 @@ class DeltaNetLayer(StateLayer):
             rate=program.hold(rates), floor=spec.decay_floor, is_factor=int(spec.channel_decay),
         )  # fmt: skip
         return decay, gate
+
+
+class TappedDeltaNetLayer(DeltaNetLayer):
+    """A delta net that convolves its values alone, with taps made of the token."""
+
+    def _make_conv(self, dim: int) -> None:
+        spec, context = self.spec, self._context
+        self.tap_in = context.plain_linear(dim, spec.tap_rank)
+        self.tap_out = context.plain_linear(spec.tap_rank, spec.conv_channels * spec.width, True)
+
+    def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
+        opened = self._context.kernels.activate(self.tap_in.run(x_TD), "silu")
+        taps = self.tap_out.run(opened).view(len(x_TD), -1, self.spec.width)
+        return [*super()._project(x_TD, batch), taps]
+
+    def _convolved(self, inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DeltaNetLayer``."""
+        channels = self.spec.conv_channels
+        whole_BCM = torch.cat((state, inputs[0][..., -channels:].transpose(1, 2)), -1)
+        windows = whole_BCM.unfold(-1, self.spec.width, 1).transpose(1, 2)
+        values = (windows * inputs[4]).sum(-1)
+        kept = whole_BCM[..., whole_BCM.shape[-1] - state.shape[-1] :].contiguous()
+        return torch.cat((inputs[0][..., :-channels], values), -1), kept
 
 
 def unit(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from radixlm.arch.spec import (
 from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.ops.activation import sigmoid
 from radixlm.layers.context import LayerContext
-from radixlm.layers.delta_net import DeltaNetLayer
+from radixlm.layers.delta_net import DeltaNetLayer, TappedDeltaNetLayer
 from radixlm.layers.mamba import HeadedMamba1Layer, Mamba1Layer, Mamba2Layer
 from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
 from radixlm.layers.state import ConvLayer, StateLayer, emit_decay, emit_scan
@@ -197,5 +197,7 @@ def make_state_layer(spec: StateMixer, dim: int, context: LayerContext, row: int
     """The layer of a state mixer's record; ``row`` is its place in the state pool."""
     if isinstance(spec, Mamba1) and spec.heads > 1:
         return HeadedMamba1Layer(spec, dim, context, row)
+    if isinstance(spec, DeltaNet) and spec.tap_rank:
+        return TappedDeltaNetLayer(spec, dim, context, row)
     kind = next(layer for record, layer in _KINDS.items() if isinstance(spec, record))
     return kind(spec, dim, context, row)

@@ -352,7 +352,7 @@ def load_custom_processor(raw: Raw, folder: Path, transformers: Any) -> CustomPr
     """The processor of a checkpoint if it is one of these. CheckpointError for a tokenizer without
     the placeholder and for options that make no sense."""
     row = row_of(raw)
-    if row is None or not row.custom:
+    if row is None or row.custom not in PROCESSORS:
         return None
     options: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):

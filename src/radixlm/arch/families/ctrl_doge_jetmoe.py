@@ -70,7 +70,8 @@ def jetmoe(c: Config) -> Decoder:
 
 
 def doge(c: Config) -> Decoder:
-    """Dynamic mask attention (arXiv:2508.02124). Doge's experts are not supported."""
+    """Dynamic mask attention (arXiv:2508.02124). Doge's experts are not supported: in a prompt the
+    class routes each token by the scores of others."""
     c.refuse("is_moe", False)
     c.refuse("sliding_window")
     if not isinstance(c.keep_window_size, int) or c.keep_window_size < 1:

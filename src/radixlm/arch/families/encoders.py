@@ -1,9 +1,11 @@
 """Encoders as embedding models and as cross-encoders: one row each.
 
-``<stem>Model`` gives vectors, ``<stem>ForSequenceClassification`` scores."""
+``<stem>Model`` and ``<stem>ForMaskedLM`` give vectors, ``<stem>ForSequenceClassification``
+scores."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -81,6 +83,7 @@ ENCODERS: Mapping[str, Row] = {
     "Ernie": Row(bert.ernie, "cls", _pooler("ernie.pooler.dense")),
     "EuroBert": Row(rotary.eurobert, "mean", _eurobert_head),
     "Gte": _GTE,
+    "GteNew": _GTE,
     "JinaEmbeddingsV3": Row(rotary.jina, "mean", _TWO_LAYERS),
     "MegatronBert": Row(bert.megatron, "cls", _pooler("bert.pooler.dense")),
     "ModernBert": Row(rotary.modernbert, "cls", _modernbert_head),
@@ -96,19 +99,19 @@ ENCODERS: Mapping[str, Row] = {
 
 
 def embedding(c: Config) -> Decoder:
-    """<stem>Model: vectors of unit length."""
-    row = _row(c, "Model")
+    """<stem>Model or <stem>ForMaskedLM: vectors of unit length."""
+    row = _row(c)
     return vectors(c, row.body(c), row.pooling)
 
 
 def classifier(c: Config) -> Decoder:
     """<stem>ForSequenceClassification: scores."""
-    row = _row(c, "ForSequenceClassification")
+    row = _row(c)
     return row.head(c, row.body(c))
 
 
-def _row(c: Config, end: str) -> Row:
-    stem = c.architecture.removesuffix(end)
+def _row(c: Config) -> Row:
+    stem = re.sub("(Model|ForMaskedLM|ForSequenceClassification)$", "", c.architecture)
     if stem not in ENCODERS:  # the text model of a multimodal checkpoint
         raise c.error("model_type", f"= {c.model_type!r} is an encoder, not a language model")
     return ENCODERS[stem]

@@ -51,8 +51,19 @@ def ctrl_classifier(c: Config) -> Decoder:
 
 
 def llama_bidirectional(c: Config) -> Decoder:
+    return vectors(c, *_averaged_llama(c))
+
+
+def llama_bidirectional_classifier(c: Config) -> Decoder:
+    c.refuse("temperature", 1)
+    decoder, pooling = _averaged_llama(c)
+    return scores(c, decoder, pooling=pooling)
+
+
+def _averaged_llama(c: Config) -> tuple[Decoder, str]:
+    """A bidirectional Llama and its pooling."""
     pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
-    return vectors(c, with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling)
+    return with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling
 
 
 def gemma3_text(c: Config) -> Decoder:

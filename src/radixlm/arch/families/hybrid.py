@@ -8,6 +8,7 @@ from typing import Any
 
 from radixlm.arch import spec
 from radixlm.arch.config import Config
+from radixlm.arch.config_defaults import CANONICAL
 from radixlm.arch.families import builders as b
 from radixlm.arch.families.granite import MOE_NAMES, multiplied
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
@@ -291,40 +292,65 @@ def nemotron_h_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 def nemotron_h(c: Config) -> spec.Decoder:
     """Layers of one branch each: Mamba 2, attention, feed-forward or experts."""
-    if c.get("moe_latent_size"):
-        c.refuse("mlp_bias", False)
     kinds = c.get("layers_block_type")
     kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
+    return _lone_branches(c, [_lone_block(c, kind) for kind in kinds])
+
+
+def nemotron_puzzle_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """With the number of layers."""
+    layers = raw.get("block_configs")
+    count = {"num_hidden_layers": len(layers)} if isinstance(layers, list) else {}
+    return {**count, **nemotron_h_config(raw)}
+
+
+def nemotron_h_puzzle(c: Config) -> spec.Decoder:
+    """Nemotron H whose layers each have values of their own in ``block_configs``."""
+    layers = c.block_configs
+    if not isinstance(layers, list) or len(layers) != c.num_hidden_layers:
+        raise c.error(
+            "block_configs", f"must have an entry for each of {c.num_hidden_layers} layers"
+        )
+
+    def block(own: dict[str, Any]) -> spec.Block:
+        values = {CANONICAL.get(key, key): value for key, value in nemotron_h_config(own).items()}
+        return _lone_block(c.replace(**values), own["block_type"])
+
+    return _lone_branches(c, [block(own) for own in layers])
+
+
+def _lone_branches(c: Config, blocks: list[spec.Block]) -> spec.Decoder:
     norm = spec.Norm(c.layer_norm_epsilon)
-    state = spec.Mamba2(
-        c.mamba_num_heads,
-        c.mamba_head_dim,
-        c.ssm_state_size,
-        c.n_groups,
-        c.conv_kernel,
-        norm,
-        c.n_groups,
-        conv_bias=c.use_conv_bias,
-        bias=c.use_bias,
-        out_bias=c.use_bias,
-        dt_limit=(c.time_step_min, math.inf),  # the class reads no time_step_limit
-        act=b.activation(c, "mamba_hidden_act"),
-    )
-    act, attends = b.activation(c, "mlp_hidden_act"), b.attention(c, rope=None)
-    dense = spec.Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
-
-    def block(kind: str) -> spec.Block:
-        if kind in ("linear_attention", "mamba"):
-            return spec.Block(state, None, norm)
-        if kind in ("full_attention", "attention"):
-            return spec.Block(attends, None, norm)
-        if kind == "mlp":
-            return spec.Block(None, dense, norm)
-        if kind != "moe":
-            raise c.error("layers_block_type", f"has the unknown type {kind!r}")
-        shared = spec.Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
-        width = c.get("moe_latent_size", 0)
-        return spec.Block(None, b.corrected_moe(c, shared, act=act, gated=False, width=width), norm)
-
-    blocks = [block(kind) for kind in kinds]
     return stacked(c, blocks, norm, _NEMOTRON, tied=False)  # whatever the config says
+
+
+def _lone_block(c: Config, kind: str) -> spec.Block:
+    """A layer of Nemotron H."""
+    norm, act = spec.Norm(c.layer_norm_epsilon), b.activation(c, "mlp_hidden_act")
+    if kind in ("linear_attention", "mamba"):
+        state = spec.Mamba2(
+            c.mamba_num_heads,
+            c.mamba_head_dim,
+            c.ssm_state_size,
+            c.n_groups,
+            c.conv_kernel,
+            norm,
+            c.n_groups,
+            conv_bias=c.use_conv_bias,
+            bias=c.use_bias,
+            out_bias=c.use_bias,
+            dt_limit=(c.time_step_min, math.inf),  # the class reads no time_step_limit
+            act=b.activation(c, "mamba_hidden_act"),
+        )
+        return spec.Block(state, None, norm)
+    if kind in ("full_attention", "attention"):
+        return spec.Block(b.attention(c, rope=None), None, norm)
+    if kind == "mlp":
+        dense = spec.Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
+        return spec.Block(None, dense, norm)
+    if kind != "moe":
+        raise c.error("layers_block_type", f"has the unknown type {kind!r}")
+    if width := c.get("moe_latent_size", 0):
+        c.refuse("mlp_bias", False)
+    shared = spec.Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
+    return spec.Block(None, b.corrected_moe(c, shared, act=act, gated=False, width=width), norm)

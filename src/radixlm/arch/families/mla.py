@@ -151,3 +151,14 @@ def bailing_hybrid(c: Config) -> Decoder:
         names=BAILING,
         tied=False,
     )
+
+
+def bailing_moe_v3(c: Config) -> Decoder:
+    """Ling 3 as published: Bailing hybrid with further keys, which hold its values."""
+    c.refuse("no_kda_lora", True)
+    c.refuse("gated_attention_proj_granularity_type", "head_wise")
+    c.refuse("moe_shared_expert_intermediate_size", c.moe_intermediate_size)
+    for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+        if any(c.get(key, ())):
+            raise c.error(key, "is not supported (must have no limits)")
+    return bailing_hybrid(c)

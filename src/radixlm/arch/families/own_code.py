@@ -1,7 +1,7 @@
 """More models that came with their own code: Jais (arXiv:2308.16149), Ling 2.5, MiMo V2, Ouro
-(arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, PLaMo 3, TeleChat 2 (arXiv:2507.18013),
-and the first names of Falcon and StableLM. The tests write their computation out, or rename a
-Hugging Face model."""
+(arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, TeleChat 2 (arXiv:2507.18013), and the
+first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
+model."""
 
 from __future__ import annotations
 
@@ -104,46 +104,6 @@ def ouro(c: Config) -> Decoder:
         cycles=HierarchicalRecurrence(times, 0, size, ("", "")),
         names=names,
     )
-
-
-def plamo3(c: Config) -> Decoder:
-    """Norms before and after the branches, which store the difference from three constants."""
-    every, local = c.get("sliding_window_pattern", 8), c.get("rope_local_theta", 10000)
-    spans, kinds = c.get("interleaved_sliding_window", c.sliding_window), c.layer_types
-    layer, after = "model.layers.layers.{i}.", (0.2, 5.0**-1.5)
-
-    def is_full(i: int) -> bool:
-        if kinds:
-            return not b.is_sliding(c, i)
-        return spans[i] is None if isinstance(spans, list) else (i + 1) % every == 0
-
-    def mixer(i: int) -> b.Mixer:
-        near = {"rope_type": "default", "rope_theta": local}
-        own = c if is_full(i) else c.replace(rope_parameters=near)
-        span = spans[i] if isinstance(spans, list) else spans
-        return b.attention(
-            own,
-            window=0 if is_full(i) else span,
-            qk_norm="head",
-            qk_norm_spec=b.rms(c, offset=1.0),
-        )
-
-    names: Names = {
-        "norm1": layer + "pre_mixer_norm",
-        "norm2": layer + "post_mixer_norm",
-        "norm3": layer + "pre_mlp_norm",
-        "norm4": layer + "post_mlp_norm",
-        "mixer.qkv": layer + "mixer.qkv_proj",
-        "mixer.o": layer + "mixer.o_proj",
-        "mixer.q_norm": layer + "mixer.q_norm",
-        "mixer.k_norm": layer + "mixer.k_norm",
-        "ffn.up": layer + "mlp.gate_up_proj",
-        "ffn.down": layer + "mlp.down_proj",
-    }
-    norm, posts = b.rms(c, offset=1.0), (b.rms(c, after[0]), b.rms(c, after[1]))
-    described = b.build_decoder(c, mixer, norm=norm, layout="sandwich", names=names)
-    blocks = tuple(replace(block, post_norms=posts) for block in described.blocks)
-    return replace(described, blocks=blocks)
 
 
 def jais(c: Config) -> Decoder:

@@ -20,6 +20,7 @@ _GRANITE_SPEECH = MultimodalSpec(
     reader="embedding_multiplier",
 )
 MULTIMODAL: Mapping[str, MultimodalSpec] = {
+    "Apertus1p5ForConditionalGeneration": PLAIN,
     "AriaForConditionalGeneration": PLAIN,
     "AudioFlamingo3ForConditionalGeneration": MultimodalSpec(
         text=_OWN_HEAD,
@@ -34,6 +35,11 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "CohereCompassForConditionalGeneration": MultimodalSpec(text="media.composite:cohere_compass"),
     "Cosmos3EdgeForConditionalGeneration": MultimodalSpec(text="media.composite:cosmos3_edge"),
     "DeepseekOcr2ForConditionalGeneration": MultimodalSpec(text="deepseek_ocr:deepseek_ocr"),
+    "DeepseekOCR2ForCausalLM": MultimodalSpec(
+        text="deepseek_ocr:deepseek_ocr",
+        text_model_type="deepseek:ocr_text_model_type",
+        layout="deepseek:OCR2",
+    ),
     "DeepseekOCRForCausalLM": MultimodalSpec(
         text="deepseek_ocr:deepseek_ocr",
         text_model_type="deepseek:ocr_text_model_type",
@@ -48,6 +54,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_model_type="deepseek:vl2_text_model_type", custom="deepseek", layout="deepseek:VL2"
     ),
     "Dots3NoteForConditionalGeneration": PLAIN,
+    "DotsOCRForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
     "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
@@ -87,6 +94,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
     "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
+    "InternS2PreviewForConditionalGeneration": MultimodalSpec(hf_model_type="qwen3_5_moe"),
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
     "JanusForConditionalGeneration": PLAIN,

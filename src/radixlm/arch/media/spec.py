@@ -71,8 +71,8 @@ class MultimodalSpec(Record):
     adds_to_embeddings: bool = False
     # layers of the language model read the token ids of placeholders
     needs_token_ids: bool = False
-    # class in models/encoders/custom.py and multimodal/image_processors.py, for checkpoints that
-    # transformers has no class for
+    # class in models/encoders/custom.py, for checkpoints that transformers has no class for, and in
+    # multimodal/image_processors.py where ``layout`` names no processor
     custom: str = ""
     # CheckpointLayout in layouts/, "module:NAME", for checkpoints whose names are not the class's
     layout: str = ""

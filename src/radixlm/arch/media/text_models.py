@@ -1,4 +1,5 @@
-"""Language models inside multimodal checkpoints, by the model_type of their text_config.
+"""Language models inside multimodal checkpoints, by the model_type of their text_config, and some
+that are published under another one.
 
 A row of text_models.json has the ``model_type`` of the text model with the same layers, and the
 defaults of its config class where they differ from that one's.

@@ -304,7 +304,95 @@ class Vila(nn.Module):
         return projected
 
 
+# ---- dots.ocr ----------------------------------------------------------------------------------
+
+
+def square_places(rows: int, columns: int, merge: int) -> Tensor:
+    """int64 [rows * columns, 2]: row and column of each patch, square by square of ``merge``."""
+    grid = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2)
+    return squares.reshape(-1, 2)
+
+
+class _DotsBlock(nn.Module):
+    """Attention of all patches of an image, then SwiGLU."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        dim, inner, bias = config["embed_dim"], config["intermediate_size"], config["use_bias"]
+        self._heads = config["num_attention_heads"]
+        self.norm1, self.norm2 = (nn.RMSNorm(dim, config["rms_norm_eps"]) for _ in range(2))
+        parts = {"qkv": nn.Linear(dim, 3 * dim, bias), "proj": nn.Linear(dim, dim, bias)}
+        self.attn = nn.ModuleDict(parts)
+        layers = {"fc1": (dim, inner), "fc2": (inner, dim), "fc3": (dim, inner)}
+        self.mlp = nn.ModuleDict({name: nn.Linear(*sizes, bias) for name, sizes in layers.items()})
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[N, C] of one image; cos and sin [N, channels of a head]."""
+        qkv = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self._heads, -1))
+        q, k, v = qkv.permute(1, 2, 0, 3)
+        q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin
+                for t in (q, k))  # fmt: skip
+        read = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+        x = x + self.attn["proj"](read.transpose(0, 1).flatten(1))
+        h = self.norm2(x)
+        fed: Tensor = self.mlp["fc2"](nn.functional.silu(self.mlp["fc1"](h)) * self.mlp["fc3"](h))
+        return x + fed
+
+
+class _DotsTower(nn.Module):
+    """Patches of each image in its own size; a square of them makes one row of the decoder."""
+
+    def __init__(self, config: dict[str, Any], dim: int) -> None:
+        super().__init__()
+        width, size, eps = config["embed_dim"], config["patch_size"], config["rms_norm_eps"]
+        self._shape = (config["num_channels"], config["temporal_patch_size"], size, size)
+        self._merge = config["spatial_merge_size"]
+        self._half = width // config["num_attention_heads"] // 2
+        patches = {"proj": nn.Conv2d(self._shape[0], width, size, size)}
+        parts = nn.ModuleDict({**patches, "norm": nn.RMSNorm(width, eps)})
+        self.patch_embed = nn.ModuleDict({"patchifier": parts})
+        self.blocks = nn.ModuleList(_DotsBlock(config) for _ in range(config["num_hidden_layers"]))
+        self.post_trunk_norm = nn.RMSNorm(width, eps) if config["post_norm"] else nn.Identity()
+        wide = width * self._merge**2
+        mlp = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, dim))
+        self.merger = nn.ModuleDict({"ln_q": nn.LayerNorm(width, eps=1e-6), "mlp": mlp})
+
+    def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """[N, numbers of a patch] -> [N / merge squared, D]."""
+        embed: Any = self.patch_embed["patchifier"]
+        pixels = patches.reshape(-1, *self._shape)[:, :, 0]
+        x = embed["norm"](embed["proj"](pixels).flatten(1))
+        speeds = _SLOWEST ** -(torch.arange(0, self._half, 2, device=x.device) / self._half)
+        places = square_places(rows, columns, self._merge).to(x.device)
+        angles = (places[..., None] * speeds).flatten(1).repeat(1, 2)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        normed = self.merger["ln_q"](self.post_trunk_norm(x))
+        merged: Tensor = self.merger["mlp"](normed.reshape(-1, x.shape[-1] * self._merge**2))
+        return merged
+
+
+class Dots(nn.Module):
+    """The encoder of dots.ocr."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.vision_tower = _DotsTower(config["vision_config"], config["hidden_size"])
+
+    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
+        """[patches of all images, numbers of one], int64 [images, 3] -> [N, D]."""
+        sizes: list[tuple[int, int, int]] = [(t, h, w) for t, h, w in image_grid_thw.tolist()]
+        counts = [height * width for times, height, width in sizes for _ in range(times)]
+        grids = [(height, width) for times, height, width in sizes for _ in range(times)]
+        parts = torch.split(pixel_values, counts)
+        encoded = [self.vision_tower(p, *grid) for p, grid in zip(parts, grids, strict=True)]
+        return torch.cat(encoded)
+
+
 _MODULES: dict[str, Any] = {
+    "dots": Dots,
     "minicpm": MiniCpm,
     "kimi": Kimi,
     "deepseek": Deepseek,

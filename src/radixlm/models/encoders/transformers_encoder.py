@@ -248,8 +248,10 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
     check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
     inner = getattr(model, "model", model)
-    embedding = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
-    for name in ("language_model", "lm_head", *embedding):
+    unused = ["lm_head", *(["embed_tokens"] if hasattr(inner, "embed_tokens_extend") else [])]
+    if not hasattr(inner, "get_image_tokens"):  # else images are tokens, which it embeds
+        unused.append("language_model")
+    for name in unused:
         if hasattr(inner, name):
             delattr(inner, name)
     check_numbers(inner, folder, "the encoders")

@@ -72,7 +72,7 @@ VL2 = CheckpointLayout(_vl2, _VL2)
 
 _BLOCK, _LAYER = r"model\.sam_model\.blocks\.(\d+)\.", r"vision_tower.sam_encoder.layers.\1."
 _SAM, _EYE = "vision_tower.sam_encoder.", "vision_tower.vision_encoder."
-_OCR: Rules = (
+_SAM_NAMES: Rules = (
     (_BLOCK + r"norm(\d)\.", _LAYER + r"layer_norm\2."),
     (_BLOCK, _LAYER),
     (r"model\.sam_model\.patch_embed\.proj\.", _SAM + "patch_embed.projection."),
@@ -83,25 +83,65 @@ _OCR: Rules = (
     (r"model\.sam_model\.net_2\.", _SAM + "proj.conv1."),
     (r"model\.sam_model\.net_3\.", _SAM + "proj.conv2."),
     (r"model\.sam_model\.", _SAM),
+    (r"model\.projector\.layers\.", "multi_modal_projector."),
+    (r"model\.view_seperator", "view_separator"),
+)
+_OCR: Rules = (
+    *_SAM_NAMES,
     (
         r"model\.vision_model\.transformer\.layers\.(\d+)\.self_attn\.qkv_proj",
         _EYE + r"encoder.layers.\1.self_attn.[q|k|v]_proj",
     ),
     (r"model\.vision_model\.transformer\.", _EYE + "encoder."),
     (r"model\.vision_model\.", _EYE),
-    (r"model\.projector\.layers\.", "multi_modal_projector."),
-    (r"model\.view_seperator", "view_separator"),
     (r"model\.image_newline", "image_newline"),
+)
+_OCR2: Rules = (
+    *_SAM_NAMES,
+    (r"model\.qwen2_model\.model\.model\.", _EYE),
+    (r"model\.qwen2_model\.query_(768|1024)\.", r"vision_tower.query_\1_resolution."),
 )
 # defaults in the code of the checkpoint
 _SAM_SIZES = {"width": 768, "layers": 12, "heads": 12, "patch_size": 16}
 _CLIP_SIZES = {"width": 1024, "layers": 24, "heads": 16, "image_size": 224, "patch_size": 14}
+_QWEN_SIZES = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+}
 
 
 def _ocr(raw: Raw) -> dict[str, Any]:
-    widths = raw["vision_config"].get("width") or {}
-    sam = {**_SAM_SIZES, **(widths.get("sam_vit_b") or {})}
-    clip = {**_CLIP_SIZES, **(widths.get("clip-l-14-224") or {})}
+    clip = {**_CLIP_SIZES, **(_widths(raw).get("clip-l-14-224") or {})}
+    above = {
+        "hidden_size": clip["width"],
+        "num_hidden_layers": clip["layers"],
+        "num_attention_heads": clip["heads"],
+        "intermediate_size": int(clip["width"] * clip.get("mlp_ratio", 4)),
+        "image_size": clip["image_size"],
+        "patch_size": clip["patch_size"],
+    }
+    return _ocr_config(raw, "unlimited_ocr", above, layer_types=[])
+
+
+def _ocr2(raw: Raw) -> dict[str, Any]:
+    given = _widths(raw).get("qwen2-0-5b") or {}
+    sizes = {**_QWEN_SIZES, **{key: given[key] for key in _QWEN_SIZES if key in given}}
+    above = {
+        **sizes,
+        "hidden_size": int(given.get("dim", sizes["hidden_size"])),
+        "max_position_embeddings": 131072,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "vocab_size": 1,  # its tokens are learned queries
+    }
+    return _ocr_config(raw, "deepseek_ocr2", above)
+
+
+def _ocr_config(raw: Raw, model_type: str, above: dict[str, Any], **text: Any) -> dict[str, Any]:
+    """The config of the class; ``above``: of the encoder that reads SAM's patches."""
+    sam = {**_SAM_SIZES, **(_widths(raw).get("sam_vit_b") or {})}
     kind = (raw.get("projector_config") or {}).get("projector_type", "linear")
     if kind != "linear" or raw.get("tile_tag", "2D") != "2D":
         raise ValueError(f"projector_type {kind!r}, tile_tag {raw.get('tile_tag')!r}")
@@ -115,21 +155,17 @@ def _ocr(raw: Raw) -> dict[str, Any]:
         "patch_size": sam["patch_size"],
         "image_size": _side(raw),
     }
-    above = {
-        "hidden_size": clip["width"],
-        "num_hidden_layers": clip["layers"],
-        "num_attention_heads": clip["heads"],
-        "intermediate_size": int(clip["width"] * clip.get("mlp_ratio", 4)),
-        "image_size": clip["image_size"],
-        "patch_size": clip["patch_size"],
-    }
-    text = stub(int(raw["language_config"]["hidden_size"]))
     experts = {"n_routed_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 2}
+    width = stub(int(raw["language_config"]["hidden_size"]))
     return {
-        "model_type": "unlimited_ocr",
+        "model_type": model_type,
         "vision_config": {"sam_config": below, "encoder_config": above},
-        "text_config": {**text, **experts, "model_type": "unlimited_ocr_text", "layer_types": []},
+        "text_config": {**width, **experts, "model_type": f"{model_type}_text", **text},
     }
+
+
+def _widths(raw: Raw) -> dict[str, Any]:
+    return raw["vision_config"].get("width") or {}
 
 
 def _side(raw: Raw) -> int:
@@ -137,18 +173,28 @@ def _side(raw: Raw) -> int:
 
 
 def _ocr_options(raw: Raw) -> dict[str, Any]:
-    sam = (raw["vision_config"].get("width") or {}).get("sam_vit_b") or {}
+    sam = _widths(raw).get("sam_vit_b") or {}
     return {"patch_size": int(sam.get("patch_size", 16)), "downsample_ratio": 4}
 
 
 def _ocr_image_options(raw: Raw) -> dict[str, Any]:
     """Images larger than a tile are cut into two to nine tiles as well."""
+    return _tiles(raw, 5 / 8, 9)
+
+
+def _ocr2_image_options(raw: Raw) -> dict[str, Any]:
+    """As DeepSeek-OCR's, in up to six larger tiles."""
+    return _tiles(raw, 3 / 4, 6)
+
+
+def _tiles(raw: Raw, share: float, max_tiles: int) -> dict[str, Any]:
+    """``share``: of a side of the whole image that a tile's side has."""
     side = _side(raw)
     return {
         "size": {"height": side, "width": side},
-        "tile_size": side * 5 // 8,
+        "tile_size": int(side * share),
         "min_patches": 2,
-        "max_patches": 9,
+        "max_patches": max_tiles,
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
@@ -167,5 +213,15 @@ OCR = CheckpointLayout(
     image_processor="UnlimitedOcr",
     options=_ocr_options,
     image_options=_ocr_image_options,
+    tokens={"image_token": "<image>"},
+)
+OCR2 = CheckpointLayout(
+    _ocr2,
+    _OCR2,
+    unused="language_model",
+    processor="DeepseekOcr2Processor",
+    image_processor="DeepseekOcr2",
+    options=_ocr_options,
+    image_options=_ocr2_image_options,
     tokens={"image_token": "<image>"},
 )
