@@ -1,13 +1,15 @@
 """WaitingQueue and the scheduling policies, as functions that sort the waiting requests."""
 
 import random
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from radixlm.base.errors import ConfigError
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
+from radixlm.wire.replies import KEY_BOUNDS
 
 # with more waiting requests than this, prefix-aware policies cost more than they save
 MAX_MATCHED = 128
@@ -53,6 +55,17 @@ def _routing_key(waiting: list[Request], cache: PrefixCache, running: Sequence[R
     del counts[""]
     if counts:
         waiting.sort(key=lambda r: (-counts[key := r.wire.routing_key or ""], key))
+
+
+def count_keys(running: Iterable[Request], waiting: Iterable[Request]) -> dict[str, int]:
+    """How many routing keys have how many requests: "running" (all keys that run), "running 2" (two
+    running requests), "all 3", "all 5" (running and waiting: 4 or 5), by KEY_BOUNDS."""
+    keys = Counter(key for request in running if (key := request.wire.routing_key))
+    found = Counter({"running": len(keys)} if keys else {})
+    found.update(f"running {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    keys.update(key for request in waiting if (key := request.wire.routing_key))
+    found.update(f"all {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    return dict(found)
 
 
 POLICIES: dict[str, SortWaiting] = {
