@@ -145,7 +145,8 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     request = await off_loop_by_body(_request, state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
     request.prediction = await _prediction_ids(state, body.prediction)
-    _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
+    after = _grammar_after(state, name, prompt, variables)
+    _set_grammar(request, chosen, after, body.response_format)
     if state.config.serve.enable_strict_thinking:
         make_strict(request, name)
     return ChatSession(
@@ -406,13 +407,18 @@ def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
     return LogprobParams(-1, top or 0) if body.logprobs else None
 
 
-def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> None:
+def _set_grammar(
+    request: GenerateRequest, chosen: Tools, after: str | None, response_format: Any
+) -> None:
     """A forced call takes precedence over response_format, and that over strict arguments."""
     spec = request.grammar
     if chosen.grammar and (spec is None or chosen.is_forced):
         is_strict = any(tool.strict for tool in chosen.specs)
         grammar = chosen.grammar
         spec = GrammarSpec(grammar["kind"], grammar["value"], is_strict=is_strict)
+        request.names |= dict.fromkeys(("ebnf", "json_schema", "structural_tag"), "tools")
+    elif response_format is not None:
+        request.names |= dict.fromkeys(("json_schema", "structural_tag"), "response_format")
     if spec is not None:
         request.grammar = msgspec.structs.replace(spec, after=after)
 
