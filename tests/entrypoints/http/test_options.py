@@ -140,9 +140,8 @@ async def test_ollama_tells_the_time_of_prompt_and_answer(toy_folder: Path, stre
 async def test_a_budget_of_thinking_may_be_unbounded(
     server: ScriptedServer, asked_for: list[GenerateRequest]
 ) -> None:
-    for budget in (-1, 3):
-        body = {"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": budget}
-        assert (await server.post("/v1/chat/completions", **body)).status_code == 200
-    assert [request.max_thinking_tokens for request in asked_for] == [None, 3]
+    body = {"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": -1}
+    assert (await server.post("/v1/chat/completions", **body)).status_code == 200
+    assert asked_for[0].max_thinking_tokens is None
     got = await server.post("/v1/chat/completions", **body | {"thinking_token_budget": -2})
     assert got.json()["error"]["param"] == "thinking_token_budget"
