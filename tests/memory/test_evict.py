@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.memory.prefix.evict import EvictionQueue, lfu, lru
+from radixlm.memory.prefix.evict import EvictionQueue, lfu, lru, slru
 from radixlm.memory.prefix.node import Node
 
 MOVES = st.lists(st.tuples(st.sampled_from(["push", "use", "drop", "pop"]), st.integers(0, 19)))
@@ -14,7 +14,7 @@ def make_nodes(num_nodes):
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
-@given(MOVES, st.sampled_from([lru, lfu]))
+@given(MOVES, st.sampled_from([lru, lfu, slru]))
 def test_pops_in_the_order_of_a_full_sort(moves, rank):
     queue, nodes, members = EvictionQueue(rank), make_nodes(20), set()
     for time, (move, index) in enumerate(moves, 1):
@@ -48,3 +48,4 @@ def test_ranks_of_hot_prefixes_do_not_overflow():
     cold, hot = make_nodes(2)
     cold.last_access, hot.num_hits = 2**47, 2**40
     assert lfu(cold) < lfu(hot)
+    assert slru(cold) < slru(hot)

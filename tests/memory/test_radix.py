@@ -168,7 +168,7 @@ def test_grown_prefixes_are_evicted_from_their_ends():
 
 
 def test_unknown_policy():
-    with pytest.raises(ConfigError, match=r"'mru': use one of \['lfu', 'lru'\]"):
+    with pytest.raises(ConfigError, match=r"'mru': use one of \['lfu', 'lru', 'slru'\]"):
         make(eviction="mru")
 
 

@@ -20,7 +20,10 @@ from radixlm.wire.requests import AdapterRef, Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts, serve_drawn
 
-POLICIES = ["fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key"]
+POLICIES = [
+    *("fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key"),
+    *("shortest-prefill-first", "hrrn"),
+]
 # every value of every option, and every pair of depth, cache, pool size and window
 CASES = [
     (depth, radix, (depth + pages + window) % 2 == 0, pages, POLICIES[i % len(POLICIES)], window)

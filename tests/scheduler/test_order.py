@@ -164,6 +164,29 @@ def test_requests_join_those_of_their_routing_key() -> None:
     assert recorder.started[3:] == ["b3", "b5", "None2", "a1", "c4", "d0"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("shortest-prefill-first", ["cached", "short", "middle", "long"]),
+        ("hrrn", ["long", "cached", "short", "middle"]),
+    ],
+)
+def test_prompts_go_by_what_the_cache_lacks(policy: str, order: list[str]) -> None:
+    """Alone, or together with how long they have waited: long for 100 s, others for 3 s."""
+    bench, recorder = _bench(max_running=1, policy=policy)
+    known = list(range(2, 34))
+    bench.submit("runs", known, 10, ignore_eos=True)
+    bench.tick()
+    bench.submit("long", [1] * 20, 1)
+    bench.now_s += 97.0
+    bench.submit("middle", [3] * 10, 1)
+    bench.submit("short", [4] * 6, 1)
+    bench.submit("cached", [*known, 7], 1)
+    bench.now_s += 3.0
+    bench.run()
+    assert recorder.started == ["runs", *order]
+
+
 def test_a_full_queue_refuses() -> None:
     bench, _ = _bench(max_running=1, max_queued=2)
     bench.submit("runs", [1, 2], 10, ignore_eos=True)

@@ -41,7 +41,7 @@ class AdapterConfig(Group):
         str,
         "Kernels for adapters.",
         Flag(
-            choices=("triton", "csgmv", "torch_native"),
+            choices=("triton", "csgmv", "torch_native", "triton_v2", "ascend"),
             state="no-op",
             why="there is one implementation for each device",
         ),

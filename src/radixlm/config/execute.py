@@ -29,9 +29,10 @@ ATTENTION_BACKENDS = (
     "dsa",
     "nsa",
     "dsv4",
+    "qsa",
 )
 # the layers of such models choose among the keys themselves; any backend holds them
-MODEL_ATTENTION = ("dual_chunk_flash_attn", "dsa", "nsa", "dsv4")
+MODEL_ATTENTION = ("dual_chunk_flash_attn", "dsa", "nsa", "dsv4", "qsa")
 BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4", *MODEL_ATTENTION)
 _ATTENTION = Flag(
     choices=ATTENTION_BACKENDS,
@@ -99,6 +100,12 @@ class ExecuteConfig(Group):
                 "hpc_ops",
                 "experimental_sgl_trtllm",
                 "experimental_sgl_marlin",
+                "flashinfer_megamoe",
+                "megamoe",
+                "lora_cutedsl",
+                "lora_triton",
+                "lora_marlin",
+                "intel_xpu",
             ),
             built=("auto",),
             why="the experts have one kernel a device, for the same products",
@@ -108,7 +115,7 @@ class ExecuteConfig(Group):
         str,
         "Precision of flashinfer's mxfp4 experts.",
         Flag(
-            choices=("default", "bf16"),
+            choices=("default", "bf16", "fp8"),
             built=("default",),
             needs="flashinfer kernels",
             part_of=("quantization",),

@@ -47,7 +47,10 @@ class MemoryConfig(Group):
         "the place of killed ones find it again.",
     ] = False
     radix_eviction_policy: Annotated[
-        str, "Which cached prefix is evicted first.", Flag(choices=("lru", "lfu"))
+        str,
+        "Which cached prefix is evicted first: the least recently used, the least often used, or "
+        "of those used less than twice the least recently used (slru).",
+        Flag(choices=("lru", "lfu", "slru"), old_values=(("priority", "lru"), ("tlru", "lru"))),
     ] = "lru"
     hybrid_kvcache_ratio: Annotated[
         float | None,
@@ -81,6 +84,7 @@ class MemoryConfig(Group):
         bool,
         "Keep KV pages in RAM beside the KV cache too, and in the storage of "
         "--hicache-storage-backend, and bring them back for prompts that begin with them.",
+        Flag(aliases=("--enable-hicache",)),
     ] = False
     hicache_ratio: Annotated[
         float,

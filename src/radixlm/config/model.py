@@ -25,6 +25,7 @@ LOAD_FORMATS = (
     "fastsafetensors",
     "remote",
     "remote_instance",
+    "mistral",
 )
 _QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_FORMATS, *CHECKPOINT_FLAGS, UNQUANTIZED)))
 

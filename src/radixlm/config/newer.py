@@ -71,7 +71,8 @@ _NO_EFFECT: Mapping[str, str] = {
     "adapters are loaded beside the steps, checked strictly, and dropped by last use": """
         enable_lora_overlap_loading lora_eviction_policy lora_strict_loading max_lora_chunk_size""",
     "it tunes communication between GPUs; ranks use plain NCCL": """
-        boundary_reduction cp_strategy dcp_comm_backend dcp_replicate_q_proj
+        boundary_reduction enable_cp_tp_group_sharing cp_strategy dcp_comm_backend
+        dcp_replicate_q_proj
         dsa_prefill_cp_mode nsa_prefill_cp_mode prefill_cp_mode
         disable_aiter_allreduce_fusion_in_decode disable_aiter_allreduce_fusion_in_prefill
         disable_attn_tp_gather enable_aiter_allreduce_fusion enable_attn_tp_input_scattered
@@ -88,6 +89,8 @@ _NO_EFFECT: Mapping[str, str] = {
         shared_experts_tp_size speculative_boundary_reduction""",
     "it chooses between kernels that are not in use": """
         bf16_gemm_backend disable_flashinfer_autotune dsa_decode_backend
+        enable_amd_monokernel enable_megamoe_for_layernorm_sp enable_nvidia_megakernel
+        monokernel_backend
         dsa_paged_mqa_logits_backend dsa_prefill_backend dsa_topk_backend dsa_triton_union
         dsv4_attn_backend dsv4_prefill_backend enable_dsa_fused_indexer enable_fused_qk_norm_rope
         enable_lean_attention enable_linear_replayssm enable_linear_replayssm_spec
@@ -102,24 +105,28 @@ _NO_EFFECT: Mapping[str, str] = {
         enable_breakable_cuda_graph enforce_piecewise_cuda_graph piecewise_cuda_graph_compiler
         piecewise_cuda_graph_max_tokens piecewise_cuda_graph_tokens""",
     "the server lays out its KV cache itself, which changes no answer": """
-        c128_page_size enable_decoder_swa_bounded_replay enable_encoder_swa_bounded_replay
+        c128_page_size enable_kv_cache_sharding
+        enable_decoder_swa_bounded_replay enable_encoder_swa_bounded_replay
         enable_page_major_kv_layout enable_unified_memory mamba_full_memory_ratio
         mamba_max_states_per_path mamba_radix_cache_strategy mamba_scheduler_strategy
         mamba_track_interval
         prefill_only_disable_kv_cache swa_prefix_tails uses_mamba_radix_cache""",
     "weights are mapped into memory and stay on their device": """
+        enable_paged_experts paged_experts_num_resident
         engine_info_bootstrap_port ple_offload_backend ple_offload_dir ple_offload_embedding
         startup_weight_load_mode weight_loader_drop_cache_after_load
         weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads""",
     "requests of the lowest priority are retracted first with --enable-priority-scheduling": """
         retraction_policy""",
     "prompts and decodes share a step, within --max-prefill-tokens": """
-        min_free_slots_delay prefill_decode_interval prefill_max_requests""",
+        min_free_slots_delay prefill_decode_interval prefill_decode_interval_min_bs
+        prefill_max_requests""",
     "which cached prefix is evicted first changes no answer": """
         enable_session_radix_cache radix_eviction_policy_config strip_thinking_cache""",
     "the server divides the work of its processes itself": """
         batch_notify_size custom_sigquit_handler detokenizer_worker_num
-        disable_tokenizer_batch_decode gc_threshold mlx_enable_sampling mm_io_worker_num
+        disable_tokenizer_batch_decode enable_http_worker_reuseport
+        gc_threshold mlx_enable_sampling mm_io_worker_num
         mm_processor_worker_num soft_watchdog_timeout tokenizer_backend""",
     "computed media are kept and sent by the server's own means": """
         enable_broadcast_mm_inputs_process enable_mm_global_cache enable_prefix_mm_cache
@@ -157,8 +164,9 @@ _DETAILS: Mapping[str, str] = {
         mooncake_store_contributor""",
     "enable_unified_cache_external_linker": """
         enable_linker_mla_dedup mooncake_enable_page_wise_load mooncake_page_wise_load_threshold
-        unified_cache_external_linker_backend""",
+        unified_cache_external_linker_backend unified_cache_external_linker_config""",
     "disaggregation_mode": """
+        disaggregation_decode_allocation_policy
         disaggregation_decode_enable_offload_kvcache disaggregation_decode_enable_radix_cache
         disaggregation_decode_extra_slots disaggregation_decode_host_receive_threshold
         disaggregation_decode_retraction_backup disaggregation_enable_kv_checksum
@@ -196,6 +204,8 @@ _DETAILS: Mapping[str, str] = {
     "enable_int8_mamba_checkpoint": "int8_mamba_ckpt_size",
     "enable_mamba_cache_stochastic_rounding": "mamba_cache_philox_rounds",
     "debug_tensor_dump_output_folder": "debug_tensor_dump_layers",
+    "enable_watermark": "watermark_config",
+    "enable_return_aux_hidden_states": "return_aux_hidden_state_layer_ids",
 }
 """Option or flag -> the flags that say how it works: nothing follows from them alone."""
 
@@ -204,6 +214,8 @@ _REFUSED: Mapping[str, str] = {
         attention_context_parallel_size=1 attn_cp_size=1 dcp_size=1
         decode_context_parallel_size=1 enable_dsa_prefill_context_parallel
         enable_nsa_prefill_context_parallel enable_prefill_context_parallel enable_prefill_cp""",
+    "groups of attention ranks by this name (send --enable-dp-attention and --dp-size)": """
+        attention_data_parallel_size=1 attn_dp_size=1""",
     "groups of ranks with other weights": "dwdp_size=1 moe_data_parallel_size=1 moe_dp_size=1",
     "expert parallelism that grows and shrinks": "elastic_ep_backend",
     "reports about the balance of experts": "expert_balancedness_report_mode=off",
@@ -232,12 +244,14 @@ _REFUSED: Mapping[str, str] = {
         enable_int8_mamba_checkpoint enable_mamba_cache_stochastic_rounding""",
     "other numbers in some models": """
         enable_deepseek_v4_fp4_indexer enable_fp32_lm_head enable_precise_embedding_interpolation
-        rl_on_policy_target""",
+        qsa_indexer_dtype=auto,bfloat16 rl_on_policy_target""",
     "options of media processing for all requests": "mm_process_config",
-    "other fields in answers": "enable_return_indexer_topk padded_output_tokens",
+    "other fields in answers": """
+        enable_return_aux_hidden_states enable_return_indexer_topk padded_output_tokens""",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",
     "other metrics": """
         enable_forward_pass_metrics load_publish_endpoint=off stat_loggers""",
+    "watermarks in answers": "enable_watermark",
     "hooks inside the model": "forward_hooks msprobe_dump_config",
 }
 """Feature -> flags that ask for it; "name=value,value" lists the values that do not."""

@@ -160,6 +160,8 @@ class ParallelConfig(Group):
                 "pplx",
                 "ascend_fuseep",
                 "ascend_tp",
+                "deepep_v2",
+                "flashinfer_megamoe",
             ),
             built=("none",),
             needs="a library of such exchanges for GPUs; ranks exchange by their own collectives",

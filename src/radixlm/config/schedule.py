@@ -6,7 +6,10 @@ from typing import Annotated
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
 MIN_WINDOW = 16  # tokens of a streaming window
-SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key")
+SCHEDULE_POLICIES = (
+    *("fcfs", "lpm", "dfs-weight", "lof", "random", "priority", "routing-key"),
+    *("shortest-prefill-first", "hrrn"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -38,8 +41,9 @@ class ScheduleConfig(Group):
     schedule_policy: Annotated[
         str,
         "Order of the queue: first come, longest cached prefix, depth first by weight, longest "
-        "output, random, by the request's priority, or first those whose routing key "
-        "(x-smg-routing-key) most running requests have.",
+        "output, random, by the request's priority, first those whose routing key "
+        "(x-smg-routing-key) most running requests have, fewest uncached prompt tokens, or longest "
+        "wait for each of those (hrrn).",
         Flag(choices=SCHEDULE_POLICIES),
     ] = "fcfs"
     enable_priority_scheduling: Annotated[bool, "Requests with a higher 'priority' go first."] = (

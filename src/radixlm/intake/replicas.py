@@ -168,14 +168,16 @@ class Replicas:
         total = LoadReport()
         total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
         for name in LoadReport.__struct_fields__:
-            if name not in ("drafts", "tiers", "released", "pages", "forward_s"):
+            value = getattr(total, name)
+            if isinstance(value, dict):
+                each = (Counter(getattr(load, name)) for load in loads)
+                setattr(total, name, dict(sum(each, Counter())))
+            elif name not in ("drafts", "released", "pages"):
                 setattr(total, name, sum(getattr(load, name) for load in loads))
         for name in DraftTotals.__struct_fields__ if total.drafts else ():
-            each = [getattr(load.drafts, name) for load in loads if load.drafts]
-            setattr(total.drafts, name, sum(each))
+            each_count = [getattr(load.drafts, name) for load in loads if load.drafts]
+            setattr(total.drafts, name, sum(each_count))
         total.pages = add_pages([load.pages for load in loads if load.pages])
-        total.tiers = dict(sum((Counter(load.tiers) for load in loads), Counter()))
-        total.forward_s = dict(sum((Counter(load.forward_s) for load in loads), Counter()))
         total.released = tuple({tag: None for load in loads for tag in load.released})
         total.cache_hit_rate /= max(1, len(loads))
         total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))

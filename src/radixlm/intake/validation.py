@@ -215,12 +215,15 @@ class RequestValidator(Record):
             )
 
     def _check_logprobs(self, request: GenerateRequest, num_prompt: int) -> None:
-        if request.logprobs and request.logprobs.prompt_from >= num_prompt:
+        start = request.logprobs.prompt_from if request.logprobs else -1
+        if start > num_prompt:
             raise InvalidRequest(
-                f"logprob_start_len: {request.logprobs.prompt_from} is not below the number of "
-                f"input tokens, {num_prompt}; -1 asks for none of the prompt",
+                f"logprob_start_len: {start} is higher than the number of input tokens, "
+                f"{num_prompt}; -1 asks for none of the prompt",
                 param="logprob_start_len",
             )
+        if request.logprobs and start == num_prompt:  # where the prompt ends, there is none
+            request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=-1)
         for token in request.logprobs.token_ids if request.logprobs else ():
             if not 0 <= token < self.facts.vocab:
                 raise InvalidRequest(

@@ -7,9 +7,12 @@ Several HTTP processes count together (prometheus_client's multiprocess mode) wh
 names a folder before this module is imported.
 """
 
+import math
 import os
+from collections import Counter as Counts
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,7 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from radixlm.base.record import Record
 from radixlm.observe import metric_files
-from radixlm.wire.replies import DraftTotals
+from radixlm.wire.replies import KEY_BOUNDS, DraftTotals
 
 SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # an environment variable
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -86,6 +89,7 @@ GAUGES: dict[str, str] = {
     "kv_cache_memory_usage_gb": "GiB of the KV cache.",
     "lora_pool_utilization": "Adapters that are loaded over those that may be; 0: any number.",
     "num_streaming_sessions": "Streaming sessions that are open.",
+    "num_unique_running_routing_keys": "Routing keys of the requests that are computed.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }
@@ -106,6 +110,10 @@ PAIR_GAUGES: dict[str, str] = {
     "radixlm:kv_digest_failures": "Pages whose checksum was wrong.",
 }
 """Of prefill and decode servers."""
+KEY_COUNTS: dict[str, str] = {
+    "running": "Routing keys by their requests that are computed: more than gt, at most le.",
+    "all": "The same, with those that wait.",
+}
 REALTIME = "Tokens while they are computed: of prompts, found in the prefix cache, generated."
 FORWARD = "Seconds of steps: of prompts, of tokens after them, of both."
 COUNTERS: dict[str, str] = {
@@ -262,7 +270,8 @@ def full_name(name: str) -> str:
 
 
 class HttpCounts:
-    """Calls of the server by route, method and status. ``labels``: of every metric."""
+    """Calls of the server by route, method and status. ``labels``: of every metric. ``key``: what
+    the header x-smg-routing-key says."""
 
     def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
         self._labels = labels
@@ -275,17 +284,29 @@ class HttpCounts:
             "sglang:http_requests_active", "HTTP requests that are answered.",
             names, registry=registry, multiprocess_mode="livesum",
         )  # fmt: skip
+        self._keys: Counts[bytes] = Counts()
+        self._num_keys = Gauge(
+            "sglang:routing_keys_active", "Routing keys of HTTP requests that are answered.",
+            tuple(labels), registry=registry, multiprocess_mode="livesum",
+        ).labels(**labels)  # fmt: skip
 
-    def begin(self, endpoint: str, method: str) -> None:
+    def begin(self, endpoint: str, method: str, key: bytes = b"") -> None:
         """A request has come."""
         labels = {**self._labels, "endpoint": endpoint, "method": method}
         self._requests.labels(**labels).inc()
         self._active.labels(**labels).inc()
+        if key:
+            self._keys[key] += 1
+            self._num_keys.set(len(self._keys))
 
-    def end(self, endpoint: str, method: str, status: int) -> None:
+    def end(self, endpoint: str, method: str, status: int, key: bytes = b"") -> None:
         """It is answered; ``status`` 0: the client left before."""
         labels = {**self._labels, "endpoint": endpoint, "method": method}
         self._active.labels(**labels).dec()
+        if key:
+            self._keys[key] -= 1
+            self._keys = +self._keys
+            self._num_keys.set(len(self._keys))
         if status:
             self._responses.labels(**labels, status_code=str(status)).inc()
 
@@ -322,6 +343,13 @@ class Metrics:
             (*self._names, "phase"), registry=self.registry, multiprocess_mode="mostrecent",
         )  # fmt: skip
         self.http = HttpCounts(self._labels, self.registry)
+        self._key_counts = {
+            name: Gauge(
+                f"sglang:routing_key_{name}_req_count", text,
+                (*self._names, "gt", "le"), registry=self.registry, multiprocess_mode="mostrecent",
+            )
+            for name, text in KEY_COUNTS.items()
+        }  # fmt: skip
         self._adapter_load = self._histogram(
             "lora_load_seconds", "Time to load an adapter.", LOAD_S
         )
@@ -416,6 +444,14 @@ class Metrics:
         """Seconds of each part of the start."""
         for phase, seconds in phases.items():
             self._startup.labels(**self._labels, phase=phase).set(seconds)
+
+    def routing_keys(self, counts: Mapping[str, int]) -> None:
+        """How many routing keys have how many requests (``LoadReport.routing_keys``)."""
+        self._gauges["num_unique_running_routing_keys"].set(counts.get("running", 0))
+        for name, gauge in self._key_counts.items():
+            for above, most in pairwise((0, *KEY_BOUNDS)):
+                labels = {"gt": str(above), "le": "+Inf" if most == math.inf else str(most)}
+                gauge.labels(**self._labels, **labels).set(counts.get(f"{name} {most}", 0))
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
         """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES, COUNTERS) set

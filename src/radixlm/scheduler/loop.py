@@ -22,7 +22,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
-from radixlm.scheduler.queue import WaitingQueue
+from radixlm.scheduler.queue import WaitingQueue, count_keys
 from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
 from radixlm.scheduler.request import UNLIMITED, Request
 from radixlm.scheduler.step_log import StepLog
@@ -417,6 +417,7 @@ class Scheduler:
             tiers=stats,
             pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
             forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
+            routing_keys=count_keys(self.planner.running, self.queue),
         )
 
 

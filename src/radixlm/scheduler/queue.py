@@ -1,42 +1,54 @@
 """WaitingQueue and the scheduling policies, as functions that sort the waiting requests."""
 
 import random
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from radixlm.base.errors import ConfigError
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
+from radixlm.wire.replies import KEY_BOUNDS
 
 # with more waiting requests than this, prefix-aware policies cost more than they save
 MAX_MATCHED = 128
 # users or calls whose turns are remembered; beyond it only of those that wait
 MAX_COUNTERS = 16_384
 
-# sorts the waiting requests, by the cache and the running ones
-SortWaiting = Callable[[list[Request], PrefixCache, Sequence[Request]], None]
+# sorts the waiting requests, by the cache, the running ones and the time in seconds
+SortWaiting = Callable[[list[Request], PrefixCache, Sequence[Request], float], None]
 
 
-def _fcfs(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _fcfs(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     """Oldest first: the list is in this order."""
 
 
-def _longest_output(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _longest_output(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     waiting.sort(key=lambda r: -r.max_new_tokens)
 
 
-def _shuffled(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _shuffled(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     random.shuffle(waiting)
 
 
-def _longest_prefix(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _longest_prefix(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     if len(waiting) <= MAX_MATCHED:
         hits = {r.rid: cache.peek(r.ids[: r.prefill_len - 1], r.namespace) for r in waiting}
         waiting.sort(key=lambda r: -hits[r.rid])
 
 
-def _depth_first(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _depth_first(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     """Depth first, by the weight of subtrees: a page weighs the waiting requests that share it."""
     if len(waiting) > MAX_MATCHED:
         return
@@ -47,12 +59,48 @@ def _depth_first(waiting: list[Request], cache: PrefixCache, running: Sequence[R
     waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])
 
 
-def _routing_key(waiting: list[Request], cache: PrefixCache, running: Sequence[Request]) -> None:
+def _routing_key(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
     """Those first whose routing key most running requests have; equal keys together."""
     counts = Counter(r.wire.routing_key or "" for r in running)
     del counts[""]
     if counts:
         waiting.sort(key=lambda r: (-counts[key := r.wire.routing_key or ""], key))
+
+
+def count_keys(running: Iterable[Request], waiting: Iterable[Request]) -> dict[str, int]:
+    """How many routing keys have how many requests: "running" (all keys that run), "running 2" (two
+    running requests), "all 3", "all 5" (running and waiting: 4 or 5), by KEY_BOUNDS."""
+    keys = Counter(key for request in running if (key := request.wire.routing_key))
+    found = Counter({"running": len(keys)} if keys else {})
+    found.update(f"running {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    keys.update(key for request in waiting if (key := request.wire.routing_key))
+    found.update(f"all {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    return dict(found)
+
+
+def _uncached(request: Request, cache: PrefixCache) -> int:
+    """The tokens that its prompt step computes."""
+    known = request.ids[: request.prefill_len - 1]
+    return request.prefill_len - cache.peek(known, request.namespace)
+
+
+def _shortest_prefill(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
+    """Those first of whose prompts the cache lacks least."""
+    if len(waiting) <= MAX_MATCHED:
+        waiting.sort(key=lambda r: _uncached(r, cache))
+
+
+def _response_ratio(
+    waiting: list[Request], cache: PrefixCache, running: Sequence[Request], now_s: float
+) -> None:
+    """Those first that have waited longest for each token that the cache lacks, so that short
+    prompts go first and long ones do not starve (highest response ratio next)."""
+    if len(waiting) <= MAX_MATCHED:
+        waiting.sort(key=lambda r: (r.queued_s - now_s) / _uncached(r, cache))
 
 
 POLICIES: dict[str, SortWaiting] = {
@@ -62,6 +110,8 @@ POLICIES: dict[str, SortWaiting] = {
     "lof": _longest_output,
     "random": _shuffled,
     "routing-key": _routing_key,
+    "shortest-prefill-first": _shortest_prefill,
+    "hrrn": _response_ratio,
 }
 
 
@@ -189,7 +239,7 @@ class WaitingQueue:
         """A copy sorted by policy, then by fair share, then with retracted requests in front, then
         by priority (the later sort counts more: who was preempted does not go first)."""
         waiting = list(self._waiting)
-        self._sort(waiting, self._prefix_cache, running)
+        self._sort(waiting, self._prefix_cache, running, now_s)
         for share in self._shares if self._limits.fair else ():
             waiting = share.sort(waiting)
         waiting.sort(key=lambda r: not r.retractions and not len(r.dropped_output))

@@ -25,7 +25,10 @@ from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
 REMOTE = ("remote", "remote_instance")  # weights that are not in the folder
-_SAME = {"layered": "auto", "bitsandbytes": "auto", "fastsafetensors": "safetensors"}
+_SAME = {
+    **dict.fromkeys(("layered", "bitsandbytes", "mistral"), "auto"),
+    "fastsafetensors": "safetensors",
+}
 _PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing without their layout
 # files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
@@ -161,7 +164,7 @@ def open_files(
     raise ConfigError(
         f"--load-format {load_format!r} is not available; choose one of: "
         "auto, safetensors, fastsafetensors, layered, pt, npcache, gguf, bitsandbytes, dummy, "
-        "sharded_state, remote, remote_instance"
+        "sharded_state, remote, remote_instance, mistral"
     )
 
 

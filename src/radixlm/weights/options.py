@@ -49,7 +49,8 @@ _REMOTE: _Keys = {
 }
 _KEYS: Final[Mapping[str, _Keys]] = {
     **dict.fromkeys(
-        ("auto", "safetensors", "pt", "layered", "fastsafetensors", "bitsandbytes"), _FILES
+        ("auto", "safetensors", "pt", "layered", "fastsafetensors", "bitsandbytes", "mistral"),
+        _FILES,
     ),
     **dict.fromkeys(("remote", "remote_instance"), _REMOTE),
     "sharded_state": {"pattern": (_is_pattern, '"model-rank-{rank}-part-{part}.safetensors"')},

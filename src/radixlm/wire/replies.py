@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Literal
@@ -100,12 +101,16 @@ class PageCounts(msgspec.Struct, omit_defaults=True):
     states_total: int = 0
 
 
+KEY_BOUNDS = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200, math.inf)  # requests of a routing key
+
+
 class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
     memory that its engine has given back. ``num_prefilled``: prompt tokens computed since the
     start, ``num_hits``: found in the prefix cache. ``tiers``: figures of features: of pages that
     arrive (``engine/features/page_arrivals.py``), of grammars. ``forward_s``: seconds of steps
-    since the start, by what they computed: "extend" (prompts), "decode" or "mixed"."""
+    since the start, by what they computed: "extend" (prompts), "decode" or "mixed".
+    ``routing_keys``: see ``scheduler/queue.py: count_keys``."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -130,6 +135,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     tiers: dict[str, float] = {}
     pages: PageCounts | None = None
     forward_s: dict[str, float] = {}
+    routing_keys: dict[str, int] = {}
 
 
 # what the scheduler does with a request: its id; "prefill" (of a chunk), "grammar" (compiled) or

@@ -13,7 +13,8 @@ from tests.fakes import toy_tokenizer
 from tests.fakes.http_server import listening, scripted_server
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.responses.client_tools import client_tools, input_of
+from radixlm.entrypoints.http.openai.custom_tools import input_of
+from radixlm.entrypoints.http.responses.client_tools import client_tools
 from radixlm.entrypoints.http.responses.schemas import messages_of
 from radixlm.grammar.compile import create_backend
 from radixlm.grammar.spec import GrammarSpec

@@ -13,6 +13,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.option import options
 from radixlm.intake.observer import Observer
+from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
@@ -134,3 +135,13 @@ async def test_ollama_tells_the_time_of_prompt_and_answer(toy_folder: Path, stre
     parts = [last["prompt_eval_duration"], last["eval_duration"]]
     assert all(part > 0 for part in parts)
     assert sum(parts) == last["total_duration"]
+
+
+async def test_a_budget_of_thinking_may_be_unbounded(
+    server: ScriptedServer, asked_for: list[GenerateRequest]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": -1}
+    assert (await server.post("/v1/chat/completions", **body)).status_code == 200
+    assert asked_for[0].max_thinking_tokens is None
+    got = await server.post("/v1/chat/completions", **body | {"thinking_token_budget": -2})
+    assert got.json()["error"]["param"] == "thinking_token_budget"

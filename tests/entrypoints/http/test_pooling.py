@@ -323,7 +323,11 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
     got = (await server.post("/v1/score", **body)).json()
     assert got["object"] == "scoring"
-    assert got["scores"] == [[math.exp(-2), math.exp(-1)]] * 2
+    assert got["scores"] == [[math.exp(-2), math.exp(-1)]] * 2 and "token_logprobs" not in got
+    got = (await server.post("/v1/score", **body, return_token_logprobs=True)).json()
+    assert got["token_logprobs"] == [[-2.0, -1.0]] * 2
+    refused = await server.post("/v1/score", **body, score_extraction_token="x")
+    assert refused.json()["error"]["param"] == "score_extraction_token"
     soft = (await server.post("/v1/score", **body, apply_softmax=True)).json()["scores"][0]
     assert soft == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
     none = (await server.post("/v1/score", **body | {"items": []})).json()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.http_server import scripted_server
 
 from radixlm.entrypoints.http.admin.metrics import pair_gauges
 from radixlm.observe.metrics import COUNTERS, GAUGES, PAIR_GAUGES, Buckets, Metrics
+from radixlm.scheduler.queue import count_keys
+from radixlm.wire.replies import LoadReport
 
 REFERENCE = """
 avg_request_queue_latency backup_bandwidth backup_pgs backuped_tokens_total cache_hit_rate
@@ -62,7 +66,6 @@ MISSING_NEWER = {
     **{name: f"{_NO_PART}an encoder server" for name in NEWER if name.startswith("encoder_")},
     **{name: f"{_NO_PART}a delayer" for name in NEWER if name.startswith("prefill_delayer_")},
     **{name: f"{_NO_PART}work of DP ranks together" for name in NEWER if "cooperation" in name},
-    **{name: "keys of routers are not counted" for name in NEWER if "routing_key" in name},
     **dict.fromkeys(
         ("spec_block_accept_length", "spec_cap_length", "new_token_ratio"),
         f"{_NO_PART}the scheduler or drafter that it is about",
@@ -158,6 +161,7 @@ def test_every_metric_of_the_reference_is_there_or_missing_for_a_reason() -> Non
     metrics.http.begin("/", "GET")
     metrics.http.end("/", "GET", 200)
     metrics.startup({"load_weight": 1.0})
+    metrics.routing_keys({})
     values = dict.fromkeys((*GAUGES, *COUNTERS), 0.0) | pair_gauges({"peer_num_rooms": 1.0})
     found = exposed(metrics.exposition(values).decode())
     assert {name for name in REFERENCE if name not in found} == set(MISSING)
@@ -207,3 +211,28 @@ async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:
         "load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e",
     }  # fmt: skip
     assert info["internal_states"][0]["startup_time"] == info["startup_time"]
+
+
+async def test_routing_keys_are_counted(toy_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_server(toy_folder, {}, enable_metrics=True) as made:
+        headers = {"x-smg-routing-key": "mine"}
+        wires = [SimpleNamespace(routing_key=key) for key in (*"aaaab", None)]
+        requests: Any = [SimpleNamespace(wire=wire) for wire in wires]
+        counts = count_keys(requests[:3], requests[3:])
+        assert counts == {"running": 1, "running 3": 1, "all 5": 1, "all 1": 1}
+        report = LoadReport(routing_keys=counts)
+        monkeypatch.setattr(made.engine.intake.replicas, "load", lambda: report)
+        text = (await made.client.get("/metrics", headers=headers)).text
+    values = {
+        (name, labels.get("gt", ""), labels.get("le", "")): value
+        for family in text_string_to_metric_families(text)
+        for name, labels, value, *_ in family.samples
+        if "routing_key" in name and value
+    }
+    assert values == {
+        ("sglang:routing_keys_active", "", ""): 1,
+        ("sglang:num_unique_running_routing_keys", "", ""): 1,
+        ("sglang:routing_key_running_req_count", "2", "3"): 1,
+        ("sglang:routing_key_all_req_count", "3", "5"): 1,
+        ("sglang:routing_key_all_req_count", "0", "1"): 1,
+    }

@@ -13,6 +13,7 @@ import re
 import sqlite3
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -77,15 +78,18 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 class FinishError(RadixError):
-    """A request that ended in an error before anything was sent."""
+    """A request that ended in an error before anything was sent. ``names``: the client's names of
+    grammars."""
 
-    def __init__(self, finish: Finish) -> None:
-        super().__init__(finish.message or "the request failed")
+    def __init__(self, finish: Finish, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        message = finish.message or "the request failed"
+        match = _INVALID.match(message)
+        param = names.get(match[1], match[1]) if match else None
+        super().__init__(message.replace(match[1], str(param), 1) if match else message)
+        self.param = param
         self.status = finish.status or (499 if finish.kind == "abort" else EngineError.status)
         self.retry_after_s = finish.retry_after_s
         self.code = finish.code
-        match = _INVALID.match(str(self))
-        self.param = match.group(1) if match else None
 
 
 def error_body(

@@ -12,6 +12,7 @@ Rank = Callable[[Node], int]
 """The smaller, the sooner evicted. Must never fall while a node lives: the queue relies on it."""
 
 _CLOCK_BITS: Final = 48
+_PROTECTED_HITS: Final = 2
 
 
 lru: Final[Rank] = attrgetter("last_access")
@@ -26,7 +27,12 @@ def lfu(node: Node) -> int:
     return (node.num_hits << _CLOCK_BITS) | node.last_access
 
 
-POLICIES: Final[dict[str, Rank]] = {"lru": lru, "lfu": lfu}
+def slru(node: Node) -> int:
+    """Those first that were matched less than twice; among equals the least recently used."""
+    return (node.num_hits >= _PROTECTED_HITS) << _CLOCK_BITS | node.last_access
+
+
+POLICIES: Final[dict[str, Rank]] = {"lru": lru, "lfu": lfu, "slru": slru}
 
 
 def policy(name: str) -> Rank:

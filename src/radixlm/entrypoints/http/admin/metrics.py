@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.admin.info import accept_rate, startup_time
 from radixlm.entrypoints.http.middleware import App, Receive, Scope, Send
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.intake.call import current_call
+from radixlm.intake.call import ROUTING_HEADER, current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import DraftTotals, Finish, PageCounts
@@ -149,6 +149,7 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
         """Prometheus metrics."""
         made.drafts(state.intake.load.drafts or DraftTotals())
         made.startup(startup_time(state))
+        made.routing_keys(state.intake.load.routing_keys)
         values = gauges(state) | await expert_balance(state) | await rank_wait(state)
         return Response(made.exposition(values), media_type=CONTENT_TYPE)
 
@@ -177,11 +178,12 @@ class HttpCounter:
                 status = message["status"]
             await send(message)
 
-        self._counts.begin(endpoint, method)
+        key = next((value for name, value in scope["headers"] if name == ROUTING_HEADER), b"")
+        self._counts.begin(endpoint, method, key)
         try:
             await self._app(scope, receive, note)
         finally:
-            self._counts.end(endpoint, method, status)
+            self._counts.end(endpoint, method, status, key)
 
     def _endpoint(self, scope: Scope) -> str:
         """The path of the route, with names for its parameters; OTHER for paths that are none."""

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from radixlm.entrypoints.http.openai.conversation import (
     Delta,
     make_chat_session,
 )
+from radixlm.entrypoints.http.openai.custom_tools import CustomCalls, input_of
 from radixlm.entrypoints.http.openai.functions import in_older_form, reason_of
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs, prompt_rows
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
@@ -161,9 +164,8 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     calls = [
         {
             "id": call.call_id or session.call_id(call.name, call.index),
-            "type": "function",
             "index": call.index,
-            "function": {"name": call.name, "arguments": call.arguments},
+            **_call(session, call.name, call.arguments),
         }
         for call in parsed.whole_calls()
     ]
@@ -188,6 +190,12 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     if answer.schema_error:
         choice["schema_error"] = answer.schema_error
     return choice | _extras(session, output)
+
+
+def _call(session: ChatSession, name: str, arguments: str) -> dict[str, Any]:
+    if name in session.tools.custom:
+        return {"type": "custom", "custom": {"name": name, "input": input_of(arguments)}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _logprobs(session: ChatSession, output: Output) -> dict[str, Any] | None:
@@ -279,13 +287,14 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
         chat.session.body.stream_options, chat.session.state.config.serve
     )
     counter = _Counter(chat)
-    started: dict[int, set[int]] = {}
+    started: dict[int, _Calls] = {}
     is_first = True
     async with aclosing(conversation.stream(chat.session)) as deltas:
         async for delta in deltas:
             counter.add(delta)
-            heads = started.setdefault(delta.index, set())
-            for choice in _chunks(chat.session, delta, heads):
+            if delta.index not in started:
+                started[delta.index] = _Calls(chat.session)
+            for choice in _chunks(chat.session, delta, started[delta.index]):
                 chunk = chat.envelope("chat.completion.chunk") | {"choices": [choice]}
                 if chat.session.body.return_token_ids and is_first:
                     chunk["prompt_token_ids"] = prompt_ids(chat.session)
@@ -301,13 +310,13 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
-    """The choices of the chunks for a delta. ``heads``: calls whose name was sent."""
+def _chunks(session: ChatSession, delta: Delta, calls: _Calls) -> Iterator[dict[str, Any]]:
+    """The choices of the chunks for a delta. ``calls``: those of its choice so far."""
     if delta.is_first:
         yield _chunk(session, delta, {"role": "assistant", "content": ""})
         if echoed := conversation.beginning(session.body):
             yield _chunk(session, delta, {"content": echoed})
-    parts = list(_parts(session, delta, heads))
+    parts = list(_parts(session, delta, calls))
     logprobs, stop_logprobs = _split_logprobs(session, delta.output)
     has_more = bool(logprobs and logprobs["content"]) or session.body.return_token_ids
     if not parts and has_more and delta.output.token_ids:
@@ -350,24 +359,43 @@ def _chunk(session: ChatSession, delta: Delta, part: dict[str, Any]) -> dict[str
     return {"index": delta.index, "delta": shown, "logprobs": None, "finish_reason": None}
 
 
-def _parts(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
+def _parts(session: ChatSession, delta: Delta, calls: _Calls) -> Iterator[dict[str, Any]]:
     if delta.parsed.reasoning and session.shows_reasoning:
         yield {"reasoning_content": delta.parsed.reasoning}
     if delta.parsed.text:
         yield {"content": delta.parsed.text}
     for call in delta.parsed.calls:
-        yield {"tool_calls": [_call_delta(session, call, heads)]}
+        for part in calls.parts(call):
+            yield {"tool_calls": [part]}
+    if delta.finish_reason is not None:
+        for part in calls.end():
+            yield {"tool_calls": [part]}
 
 
-def _call_delta(session: ChatSession, call: ToolCallDelta, heads: set[int]) -> dict[str, Any]:
-    """The first delta of a call carries its id and name."""
-    if call.index in heads:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    heads.add(call.index)
-    name = call.name or ""
-    return {
-        "index": call.index,
-        "id": call.call_id or session.call_id(name, call.index),
-        "type": "function",
-        "function": {"name": name, "arguments": call.arguments},
-    }
+class _Calls:
+    """The tool calls of a stream's choice. The first part of a call carries its id and name."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+        self._begun: set[int] = set()
+        self._custom = CustomCalls(session.tools.custom)
+
+    def parts(self, call: ToolCallDelta) -> Iterator[dict[str, Any]]:
+        """What a delta adds."""
+        is_custom = self._custom.take(call.index, call.name, call.arguments)
+        if call.index in self._begun:
+            if not is_custom:
+                yield {"index": call.index, "function": {"arguments": call.arguments}}
+            return
+        self._begun.add(call.index)
+        name = call.name or ""
+        yield {
+            "index": call.index,
+            "id": call.call_id or self._session.call_id(name, call.index),
+            **_call(self._session, name, "" if is_custom else call.arguments),
+        }
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """The inputs of custom calls, at the end of the message."""
+        for index, text in self._custom.inputs():
+            yield {"index": index, "custom": {"input": text}}

@@ -14,6 +14,7 @@ import msgspec
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
+from radixlm.entrypoints.http.openai.custom_tools import read_custom_tools
 from radixlm.entrypoints.http.openai.functions import in_words_of, read_functions
 from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
@@ -62,6 +63,7 @@ class Tools:
     format: str | None = None
     grammar: dict[str, Any] | None = None
     unheld: dict[str, UnheldSchema] = field(default_factory=dict)  # by the function's name
+    custom: frozenset[str] = frozenset()  # names of the functions that are custom tools
 
     @property
     def is_forced(self) -> bool:
@@ -142,7 +144,8 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     request = await off_loop_by_body(_request, state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
     request.prediction = await _prediction_ids(state, body.prediction)
-    _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
+    after = _grammar_after(state, name, prompt, variables)
+    _set_grammar(request, chosen, after, body.response_format)
     if state.config.serve.enable_strict_thinking:
         make_strict(request, name)
     return ChatSession(
@@ -166,8 +169,10 @@ def _checked(
     check_messages(body.messages, state.template)
     sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
     read_functions(body)
+    custom = read_custom_tools(body)
     with in_words_of(body):
         chosen = _tools(state, body)
+    chosen.custom = custom
     return model, sources, chosen, template_variables(state, body)
 
 
@@ -207,7 +212,8 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     for place, tool in enumerate(listed):
         if tool.get("type", "function") != "function":
             where = f"tools[{place}].type"
-            raise InvalidRequest(f"{where} must be 'function', not {tool.get('type')!r:.80}", where)
+            kinds = "'function' or 'custom'"
+            raise InvalidRequest(f"{where} must be {kinds}, not {tool.get('type')!r:.80}", where)
         if not isinstance(tool.get("function", {}), Mapping):
             where = f"tools[{place}].function"
             raise InvalidRequest(f"{where} must be an object", where)
@@ -269,7 +275,7 @@ def _allowed(
 def _tool_name(tool: Any) -> str | None:
     if not isinstance(tool, Mapping):
         return None
-    holder = tool.get("function") or tool
+    holder = tool.get("function") or tool.get("custom") or tool
     name = holder.get("name") if isinstance(holder, Mapping) else None
     return name if isinstance(name, str) else None
 
@@ -400,13 +406,18 @@ def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
     return LogprobParams(-1, top or 0) if body.logprobs else None
 
 
-def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> None:
+def _set_grammar(
+    request: GenerateRequest, chosen: Tools, after: str | None, response_format: Any
+) -> None:
     """A forced call takes precedence over response_format, and that over strict arguments."""
     spec = request.grammar
     if chosen.grammar and (spec is None or chosen.is_forced):
         is_strict = any(tool.strict for tool in chosen.specs)
         grammar = chosen.grammar
         spec = GrammarSpec(grammar["kind"], grammar["value"], is_strict=is_strict)
+        request.names |= dict.fromkeys(("ebnf", "json_schema", "structural_tag"), "tools")
+    elif response_format is not None:
+        request.names |= dict.fromkeys(("json_schema", "structural_tag"), "response_format")
     if spec is not None:
         request.grammar = msgspec.structs.replace(spec, after=after)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from radixlm.base.errors import RadixError
@@ -21,14 +21,14 @@ def finish_reason(output: Output) -> str | None:
     return _REASONS[output.finish.kind] if output.finish else None
 
 
-def raise_failed(output: Output) -> None:
+def raise_failed(output: Output, names: Mapping[str, str]) -> None:
     """Raise FinishError for a sample that failed, or that a time limit or an operator ended before
-    its first token."""
+    its first token. ``names``: see ``GenerateRequest``."""
     finish = output.finish
     if finish is None or finish.kind in ("stop", "length"):
         return
     if finish.kind == "error" or (finish.status and not output.completion_tokens):
-        raise FinishError(finish)
+        raise FinishError(finish, names)
 
 
 async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> list[list[Output]]:
@@ -45,7 +45,7 @@ async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> li
 async def _one(state: ServerState, request: GenerateRequest) -> list[Output]:
     outputs = await state.intake.collect(request)
     for output in outputs:
-        raise_failed(output)
+        raise_failed(output, request.names)
     return outputs
 
 
@@ -67,7 +67,7 @@ async def stream(
 async def _deltas(state: ServerState, request: GenerateRequest) -> AsyncGenerator[Output, None]:
     async with aclosing(state.intake.stream(request)) as outputs:  # type: ignore[type-var]
         async for output in outputs:
-            raise_failed(output)
+            raise_failed(output, request.names)
             yield output
 
 

@@ -58,7 +58,7 @@ class Generation(Body):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     rid: Rid | list[Rid] | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None  # -1, of vLLM: no bound
     resume: ResumeBody | None = None
     timeout: Annotated[float, Field(gt=0, le=1e9)] | None = None
     priority: Priority | None = None

@@ -179,7 +179,8 @@ def request_of(
         fair_key=fair_share_key(),
         **options,
     )
-    request.max_thinking_tokens = body.thinking_token_budget
+    budget = body.thinking_token_budget
+    request.max_thinking_tokens = None if budget == -1 else budget
     apply_reasoning(request, state.reasoning_format)
     apply_role(state.config, request)
     return request

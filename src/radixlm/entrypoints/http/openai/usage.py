@@ -1,7 +1,6 @@
 """Usage records, and ``sglext``."""
 
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any
 
 from radixlm.config.serve import ServeConfig
@@ -60,7 +59,7 @@ def usage(
 def extension(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
     """``sglext``, SGLang's fields beside OpenAI's, with what the client asks for: where the cached
     tokens of the first prompt were, the experts of the first sample, and, if anything drafts, the
-    drafts of all samples together."""
+    drafts of the first sample, or with ``n`` a list of those of each sample."""
     all_outputs, shown = list(outputs), dict[str, Any]()
     if body.return_cached_tokens_details and all_outputs and all_outputs[0].cached_tokens:
         in_pool = {"device": all_outputs[0].cached_tokens, "host": 0}
@@ -69,8 +68,6 @@ def extension(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
         shown["routed_experts"] = routed_experts(all_outputs[0])
     drafted = [o for o in all_outputs if o.draft_rounds is not None]
     if body.return_spec_tokens_details and drafted:
-        total = Output(num_drafted=sum(output.num_drafted for output in drafted))
-        columns = zip_longest(*(output.draft_rounds or () for output in drafted), fillvalue=0)
-        total.draft_rounds = [sum(column) for column in columns]
-        shown["spec_tokens_details"] = spec_fields(total)
+        details = [spec_fields(output) for output in drafted]
+        shown["spec_tokens_details"] = details if (body.n or 1) > 1 else details[0]
     return {"sglext": shown} if shown else {}

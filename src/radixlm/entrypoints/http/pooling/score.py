@@ -43,7 +43,6 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
-from radixlm.intake.records import Output
 
 router = APIRouter(tags=["pooled"])
 
@@ -66,6 +65,7 @@ class ScoreRequest(Body):
     item_first: bool = False
     temperature: Annotated[float, Field(gt=0)] = 1.0
     return_pooled_hidden_states: bool = False
+    return_token_logprobs: bool = False
     embed_override_token_id: int | None = None
     query_embed_overrides: Vectors | None = None
     item_embed_overrides: VectorsOfInputs | None = None
@@ -113,13 +113,16 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
     if len(items) > MAX_INPUTS:
         raise InvalidRequest(f"items must hold up to {MAX_INPUTS} entries", "items")
     hidden: list[list[float] | None] | None = None
+    logprobs: list[list[float]] | None = None
     if not items:  # no scores of none, as SGLang answers
         scores, usage = list[list[float]](), prompt_usage([])
     elif has_scores(state):
         scores, usage, hidden = await _of_head(state, body, items)
     else:
-        scores, usage = await _of_tokens(state, body, items)
-    shown = {} if hidden is None else {"pooled_hidden_states": hidden}
+        scores, usage, logprobs = await _of_tokens(state, body, items)
+    shown: dict[str, Any] = {} if hidden is None else {"pooled_hidden_states": hidden}
+    if body.return_token_logprobs and logprobs is not None:
+        shown["token_logprobs"] = logprobs
     return {"object": "scoring", "model": model, "scores": scores, "usage": usage, **shown}
 
 
@@ -187,8 +190,9 @@ def _chosen(body: ScoreRequest, scores: list[float]) -> list[float]:
 
 async def _of_tokens(
     state: ServerState, body: ScoreRequest, items: list[Any]
-) -> tuple[list[list[float]], dict[str, int]]:
-    """Probabilities of the label tokens after query and item."""
+) -> tuple[list[list[float]], dict[str, int], list[list[float]]]:
+    """Probabilities of the label tokens after query and item, the usage, and log-probabilities
+    among all tokens."""
     if body.return_pooled_hidden_states:
         raise InvalidRequest(  # in SGLang's words
             "return_pooled_hidden_states is not supported for CausalLM models: it needs one with a "
@@ -208,9 +212,10 @@ async def _of_tokens(
     if (overrides := _overrides(state, body, len(items))) is not None:
         prompts = [overrides.put(state, ids, i) or ids for i, ids in enumerate(prompts)]
     outputs = await next_tokens(state, prompts, body.label_token_ids)
-    scores = [_scores(body, output) for output in outputs]
+    logprobs = [label_logprobs(output, body.label_token_ids) for output in outputs]
     count = sum(output.prompt_tokens for output in outputs)
-    return scores, {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+    usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
+    return [_scores(body, row) for row in logprobs], usage, logprobs
 
 
 def _overrides(state: ServerState, body: ScoreRequest, count: int) -> Overrides | None:
@@ -247,8 +252,7 @@ def _pair(body: ScoreRequest, item: str | list[int]) -> Pair:
     return Pair(item, body.query) if body.item_first else Pair(body.query, item)
 
 
-def _scores(body: ScoreRequest, output: Output) -> list[float]:
-    logprobs = label_logprobs(output, body.label_token_ids or ())
+def _scores(body: ScoreRequest, logprobs: list[float]) -> list[float]:
     if not body.apply_softmax:
         return [math.exp(value) for value in logprobs]
     return softmax([value / body.temperature for value in logprobs])

@@ -3,18 +3,14 @@ namespaces of both. The model reads each of them as a function of a chat."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.openai.custom_tools import arguments_of, custom_function
 from radixlm.entrypoints.http.responses.toolbox import is_left_out, is_remote
-from radixlm.text.lark import regex_of
-from radixlm.text.tools.schema import load_json
-from radixlm.wire.unknown import note_warning
 
-_INPUT = "input"  # the only argument of a custom tool
 _FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -79,7 +75,7 @@ def _client_tool(tool: Mapping[str, Any], where: str, namespace: str | None) -> 
             f"{where}.type",
         )
     if kind == "custom":
-        function = _custom_function(tool, where)
+        function = custom_function(tool, where)
     else:
         function = {field: tool[field] for field in _FIELDS if tool.get(field) is not None}
     if isinstance(name, str):
@@ -88,53 +84,16 @@ def _client_tool(tool: Mapping[str, Any], where: str, namespace: str | None) -> 
     return ClientTool(str(name), namespace, kind == "custom", chat_tool)
 
 
-def _custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A custom tool as a function of one text, which its grammar constrains if that is regular."""
-    format_ = tool.get("format") or {}
-    if not isinstance(tool.get("name"), str):
-        raise InvalidRequest(f"{where}.name is required", f"{where}.name")
-    if not isinstance(format_, Mapping):
-        raise InvalidRequest(f"{where}.format must be an object", f"{where}.format")
-    described = str(tool.get("description") or "")
-    text, is_held = {"type": "string"}, False
-    if format_.get("type") == "grammar":
-        syntax, definition = format_.get("syntax"), format_.get("definition")
-        if not isinstance(definition, str):
-            field = f"{where}.format.definition"
-            raise InvalidRequest(f"{field} must be a text, the grammar", field)
-        described += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
-        regex = regex_of(definition) if syntax == "lark" else definition
-        is_held = syntax in ("lark", "regex") and regex is not None
-        if is_held:
-            text |= {"pattern": f"^(?:{regex})$"}
-        else:
-            note_warning(f"{where}.format: the model reads the grammar, but is not held to it")
-    parameters = {
-        "type": "object",
-        "properties": {_INPUT: text},
-        "required": [_INPUT],
-        "additionalProperties": False,
-    }
-    return {"description": described.strip(), "parameters": parameters, "strict": is_held}
-
-
 def model_name(name: str, namespace: str | None) -> str:
     """The name by which the model calls a tool."""
     return f"{namespace}__{name}" if namespace else name
-
-
-def input_of(arguments: str) -> str:
-    """The input of a call of a custom tool, from the arguments that the model wrote."""
-    values = load_json(arguments)
-    text = values.get(_INPUT) if isinstance(values, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def call_of(item: Mapping[str, Any]) -> dict[str, Any]:
     """An input item of a call as the model wrote it: a call of a chat."""
     arguments = item.get("arguments") or "{}"
     if item.get("type") == "custom_tool_call":
-        arguments = json.dumps({_INPUT: item.get("input") or ""}, ensure_ascii=False)
+        arguments = arguments_of(item)
     name, namespace = item.get("name"), item.get("namespace")
     if isinstance(name, str) and isinstance(namespace, str):
         name = model_name(name, namespace)

@@ -8,8 +8,9 @@ from typing import Any
 from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import body_of
 from radixlm.entrypoints.http.openai.conversation import ChatSession, Delta
+from radixlm.entrypoints.http.openai.custom_tools import input_of
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
-from radixlm.entrypoints.http.responses.client_tools import ClientTool, client_tools, input_of
+from radixlm.entrypoints.http.responses.client_tools import ClientTool, client_tools
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox

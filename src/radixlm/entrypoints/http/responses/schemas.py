@@ -74,6 +74,8 @@ class ResponsesRequest(Body):
 
     user: str | None = None
     priority: Priority | None = None
+    data_parallel_rank: int | None = None
+    routed_dp_rank: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -125,6 +127,8 @@ def chat_of(
         "top_logprobs": body.top_logprobs,
         "stream": body.stream,
         "priority": body.priority,
+        "data_parallel_rank": body.data_parallel_rank,
+        "routed_dp_rank": body.routed_dp_rank,
         "extra_key": body.extra_key,
         "cache_salt": body.cache_salt,
         "chat_template_kwargs": body.chat_template_kwargs,
