@@ -145,6 +145,13 @@ class Hub:
             self._changed.wait_for(lambda: key in self._values, timeout_s)
             return self._values.get(key)
 
+    def take(self, key: str, timeout_s: float) -> bytes | None:
+        """``get``, and forget it."""
+        with self._changed:
+            value = self.get(key, timeout_s)
+            self._values.pop(key, None)
+            return value
+
     def offer(self, folders: Sequence[str]) -> None:
         """Let other nodes read these folders, and no others."""
         with self._changed:
