@@ -10,9 +10,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,6 +246,30 @@ def test_node_0_that_stood_still_hears_that_the_ranks_were_ended(
     lost, _ = started(hub, run(hub))
     monkeypatch.setattr(node_agent, "LOST_S", 0.0)
     assert lost.wait() == ("rank 1 ended with exit code 1", 1)
+
+
+def test_an_agent_that_stood_still_keeps_its_ranks(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine was suspended: node 0 may have had no time for a beat either."""
+    hub = make_hub()
+    running = run(hub)
+    started(hub, running)
+    waited_s, receive, goes_on = 0.0, running.agent._receive, threading.Event()
+
+    def receive_late(wait_s: float) -> list[Any]:
+        nonlocal waited_s
+        if waited_s:
+            goes_on.set()
+            return receive(wait_s)
+        waited_s = 60.0
+        return []
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + waited_s)
+    monkeypatch.setattr(node_agent, "time", clock)
+    monkeypatch.setattr(running.agent, "_receive", receive_late)
+    assert goes_on.wait(60) and list(running.agent.ranks) == [1]
+    assert running.agent._generation
 
 
 @pytest.mark.parametrize(

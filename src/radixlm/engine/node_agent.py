@@ -168,9 +168,11 @@ class NodeAgent:
         """Obey node 0 until it is lost (False), or this agent is to end (True)."""
         next_beat_s = 0.0
         while not self._is_stopping:
+            began_s = time.monotonic()
             messages = self._receive(BEAT_S / 2)
             now_s = time.monotonic()
-            self._heard_s = now_s if messages else self._heard_s
+            is_late = now_s - began_s > BEAT_S  # this process stood still, node 0 perhaps with it
+            self._heard_s = now_s if messages or is_late else self._heard_s
             for message in messages:
                 if message.generation != self._generation:  # of a node 0 that is gone
                     continue
