@@ -119,7 +119,9 @@ def test_ranks_are_forked_with_their_own_startup() -> None:
             os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize(("code", "status"), [(1, 1), (-signal.SIGSEGV, 139), (-signal.SIGBUS, 135)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(1, 1), (-signal.SIGSEGV, 139), (-signal.SIGBUS, 135)]
+)
 def test_the_memory_of_a_rank_that_broke_down_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch, code: int, status: int
 ) -> None:

@@ -152,10 +152,10 @@ class Hub:
             self._values.pop(key, None)
             return value
 
-    def offer(self, folders: Sequence[str]) -> None:
-        """Let other nodes read these folders, and no others."""
+    def offer(self, folders: Sequence[str], of: str) -> None:
+        """Let other nodes read these folders of ``of``, and no others of it."""
         with self._changed:
-            self._offered.folders = folders
+            self._offered.offer(folders, of)
             for key in list(self._waiting):
                 if (value := self._offered.read(key)) is not None:
                     self._answer(key, value)

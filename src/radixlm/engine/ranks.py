@@ -25,12 +25,13 @@ from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_h
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
 from radixlm.engine.kept_digests import DigestsOfHosts, GroupDigests, answer_digests
 from radixlm.engine.node_facts import node_facts
-from radixlm.engine.node_files import fetch
+from radixlm.engine.node_files import fetch, fetch_adapter
 from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.engine.run_folder import remove_stale
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.executor.runner import Runner
+from radixlm.intake.adapters import Spool
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
@@ -114,6 +115,11 @@ class Peers(Protocol):
         """``source`` as this rank can read it, and the copies that this took. ``own``: the
         checkpoint's folder here."""
         return source, []
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        """A copy of an adapter that came in a request to rank 0's server, if this rank needs one
+        to read it."""
+        return None
 
     def stop(self) -> None:
         """An orderly end: that of rank 0 ends the others."""
@@ -244,8 +250,13 @@ class Followers(Peers):
 
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
         if self._hub is not None:
-            self._hub.offer(source.deltas)
+            self._hub.offer(source.deltas, "weights")
         return source, []
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        if self._hub is not None:
+            self._hub.offer([folder], folder)
+        return None
 
     def stop(self) -> None:
         self.processes.is_stopping = True  # before the first of them can end
@@ -322,6 +333,12 @@ class LeaderLink(Peers):
         folder = source.folder if Path(source.folder).is_dir() else str(own)
         deltas = tuple(str(spool.path) for spool in spools)
         return msgspec.structs.replace(source, folder=folder, deltas=deltas), spools
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        if topology_of(self._config).node_of(self.rank) == 0:
+            return None
+        with self._values() as values:
+            return fetch_adapter(values, folder)
 
     def read(self) -> bytes:
         self._waited_s += self._segment.take_waited_s()

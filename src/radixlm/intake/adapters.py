@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -37,6 +36,7 @@ log = logging.getLogger(__name__)
 MAX_NAME = 256
 MAX_REMEMBERED = 10_000  # names that were loaded once
 USER_POLL_S = 0.05
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 LOAD, UNLOAD, KEEP = "load_lora_adapter", "unload_lora_adapter", "keep_lora_adapters"
 
 
@@ -63,8 +63,8 @@ class Spool:
         self.path, lock = make_locked_folder("radixlm-adapter-")
         weakref.finalize(self, os.close, lock)
         self.delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-        (self.path / "adapter_config.json").write_text(json.dumps(config))
-        (self.path / "adapter_model.safetensors").write_bytes(tensors)
+        (self.path / ADAPTER_CONFIG).write_text(json.dumps(config))
+        (self.path / ADAPTER_TENSORS).write_bytes(tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +95,7 @@ class Loaded:
         return {
             "number": self.number,
             "path": self.folder or self.path,
+            "is_sent": self.spool is not None,
             "digest": self.digest or None,
         }
 
