@@ -108,7 +108,7 @@ class KeptPages:
         self.journals: list[PageJournal] = []
         if peers.is_lowest:
             rows = _rows_of_groups(peers.ranks.place, boot.memory)
-            digests = peers.over_hosts(partial(_digests, rows))
+            digests = peers.digests_of_hosts(partial(_digests, rows))
             if peers.is_first:
                 self._make_journals(memory, pools, len(rows), digests)
         self._warm = [memory.is_warm] * len(self.journals)

@@ -102,7 +102,7 @@ class Peers(Protocol):
     def agree(self, numbers: Sequence[int]) -> list[int]:
         """The smallest of each number over all ranks; all call it in the same order."""
 
-    def over_hosts(self, own: GroupDigests) -> GroupDigests:
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
         """``own``, checksums of pages in the memory of this host's ranks, over all hosts. The
         lowest rank of each host calls it; for other hosts than rank 0's it answers rank 0."""
         return own
@@ -242,7 +242,7 @@ class Followers(Peers):
         self._relays = True
         return Relay(make(), self)
 
-    def over_hosts(self, own: GroupDigests) -> GroupDigests:
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
         if self._hub is None:
             return own
         nodes = range(1, self._num_nodes)
@@ -293,7 +293,7 @@ class LeaderLink(Peers):
         # of another node: rank 0 reaches it through the agent, and the others there through it
         self._is_lowest = self.rank == min(startup["ranks"])
         self._generation = generation.decode()
-        self._config, self._copies = config, WeakSet[TensorSpool]()
+        self._config, self._copies = config, WeakSet[TensorSpool | Spool]()
         if config.parallel.nnodes > 1:
             with self._values() as values:
                 self.ranks = _over_hosts(self.ranks, config, values, self._generation)
@@ -312,7 +312,7 @@ class LeaderLink(Peers):
     def is_lowest(self) -> bool:
         return self._is_lowest
 
-    def over_hosts(self, own: GroupDigests) -> GroupDigests:
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
         node = topology_of(self._config).node_of(self.rank)
 
         def answer() -> None:
@@ -337,8 +337,11 @@ class LeaderLink(Peers):
     def bring_adapter(self, folder: str) -> Spool | None:
         if topology_of(self._config).node_of(self.rank) == 0:
             return None
+        remove_stale()  # of ranks that were killed
         with self._values() as values:
-            return fetch_adapter(values, folder)
+            copy = fetch_adapter(values, folder)
+        self._copies.add(copy)
+        return copy
 
     def read(self) -> bytes:
         self._waited_s += self._segment.take_waited_s()
