@@ -291,7 +291,7 @@ class LeaderLink(Peers):
         self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
         self._lock = threading.Lock()
         # of another node: rank 0 reaches it through the agent, and the others there through it
-        self._is_lowest = self.rank == min(startup["ranks"])
+        self._is_lowest = self.rank == min(map(int, startup["ranks"]))
         self._generation = generation.decode()
         self._config, self._copies = config, WeakSet[TensorSpool | Spool]()
         if config.parallel.nnodes > 1:
