@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -130,7 +131,7 @@ class Cluster:
         self.flags = (
             f"--tp-size 2 --nnodes 2 --dist-init-addr {HOSTS[0]}:{self.port} --rank-timeout-s 5 "
             f"--cluster-secret-file {secret} --max-total-tokens 4096 --max-engine-restarts 100 "
-            "--dist-timeout 60"
+            "--dist-timeout 60 --warm-restart"
         ).split()
         self.node = Node(self.flags)
         try:
@@ -158,6 +159,11 @@ async def ask(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
     return [shown(answer.json()) for answer in answers]
 
 
+def found(server: RunningServer) -> list[int]:
+    """How many cached tokens each replica has found again (--warm-restart)."""
+    return [int(n) for n in re.findall(r"(\d+) cached tokens were found", "".join(server.log))]
+
+
 async def running(server: RunningServer) -> asyncio.Task[list[Any]]:
     """Slow streams of all bodies, under way."""
     server.wait_ready()
@@ -178,6 +184,7 @@ async def test_streams_outlive_any_death(cluster: Cluster, wanted: list[Any], vi
     """The death of rank 1 comes behind an update of the weights, below."""
     answers = await running(cluster.server)
     old = [*cluster.server.engines(), *cluster.node.ranks()]
+    cached = found(cluster.server)
     if victim == "agent":
         cluster.node.end()
         cluster.node = Node(cluster.flags)
@@ -185,6 +192,8 @@ async def test_streams_outlive_any_death(cluster: Cluster, wanted: list[Any], vi
         old[0].kill()
     assert await answers == wanted
     assert not psutil.wait_procs(old, 10)[1], "a rank has outlived its replica"
+    now_cached = found(cluster.server)[len(cached) :]
+    assert not now_cached if victim == "agent" else min(now_cached) > 0, "an agent's memory is lost"
 
 
 async def test_streams_outlive_a_link_that_is_cut(

@@ -10,9 +10,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +27,9 @@ from radixlm.distributed.remote import HubStore, RemoteValues
 from radixlm.engine import node_agent, nodes
 from radixlm.engine.node_agent import NodeAgent
 from radixlm.engine.node_facts import checkpoint_digest, difference
-from radixlm.engine.node_files import FileKey, fetch
+from radixlm.engine.node_files import FileKey, fetch, fetch_adapter
 from radixlm.engine.nodes import Hub
+from radixlm.intake.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.wire.cluster import NodeFacts
 from radixlm.wire.cluster_socket import local_address, read_secret, split_address
@@ -244,6 +247,30 @@ def test_node_0_that_stood_still_hears_that_the_ranks_were_ended(
     lost, _ = started(hub, run(hub))
     monkeypatch.setattr(node_agent, "LOST_S", 0.0)
     assert lost.wait() == ("rank 1 ended with exit code 1", 1)
+
+
+def test_an_agent_that_stood_still_keeps_its_ranks(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine was suspended: node 0 may have had no time for a beat either."""
+    hub = make_hub()
+    running = run(hub)
+    started(hub, running)
+    waited_s, receive, goes_on = 0.0, running.agent._receive, threading.Event()
+
+    def receive_late(wait_s: float) -> list[Any]:
+        nonlocal waited_s
+        if waited_s:
+            goes_on.set()
+            return receive(wait_s)
+        waited_s = 60.0
+        return []
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + waited_s)
+    monkeypatch.setattr(node_agent, "time", clock)
+    monkeypatch.setattr(running.agent, "_receive", receive_late)
+    assert goes_on.wait(60) and list(running.agent.ranks) == [1]
+    assert running.agent._generation
 
 
 @pytest.mark.parametrize(
@@ -484,6 +511,29 @@ def test_the_secret_comes_from_a_file(tmp_path: Path) -> None:
     assert read_secret(str(path)) == SECRET
 
 
+def test_an_adapter_that_node_0_was_sent_is_copied(
+    make_hub: Callable[..., Hub], tmp_path: Path
+) -> None:
+    hub, large = make_hub(), os.urandom(5 << 20)  # more than one part
+    values, theirs = RemoteValues(hub.address, SECRET), Spool({"r": 4}, large)
+    folder, later = str(theirs.path), tmp_path / "later"
+    later.mkdir()
+    try:
+        hub.offer([folder], folder)
+        hub.offer([str(later)], "later")
+        mine = fetch_adapter(values, folder)
+        assert mine.path != theirs.path
+        for name in (ADAPTER_CONFIG, ADAPTER_TENSORS):
+            assert (mine.path / name).read_bytes() == (theirs.path / name).read_bytes()
+        with pytest.raises(RankLost, match="node 0 has no adapter in"):
+            fetch_adapter(values, str(later))
+        theirs.delete()
+        hub.offer([], "weights")
+        assert list(hub._offered.folders) == ["later", "weights"], "the other one is gone"
+    finally:
+        values.close()
+
+
 def test_only_offered_folders_are_sent(make_hub: Callable[..., Hub], tmp_path: Path) -> None:
     hub, secret = make_hub(), tmp_path / "secret"
     secret.mkdir()
@@ -497,7 +547,7 @@ def test_only_offered_folders_are_sent(make_hub: Callable[..., Hub], tmp_path: P
         fetched: list[TensorSpool] = []
         asks = threading.Thread(target=lambda: fetched.append(fetch(values, str(tmp_path))))
         asks.start()  # before or after the offer
-        hub.offer([str(tmp_path)])
+        hub.offer([str(tmp_path)], "weights")
         asks.join(60)
         (file,) = fetched[0].path.glob("*.safetensors")
         assert file.read_bytes() == (tmp_path / "a.safetensors").read_bytes()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from radixlm.base.errors import CheckpointError, InvalidRequest, RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import REFUSED, RankProcesses
 from radixlm.engine.ranks import Followers, LeaderLink
+from radixlm.engine.supervisor import TRUSTED_ENDS
 from radixlm.executor.relay import Answer
 
 CONFIG = ServerConfig.from_kwargs(tp_size=3, rank_timeout_s=20.0)
@@ -115,6 +117,24 @@ def test_ranks_are_forked_with_their_own_startup() -> None:
     for pid in processes._pids.values():
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(1, 1), (-signal.SIGSEGV, 139), (-signal.SIGBUS, 135)]
+)
+def test_the_memory_of_a_rank_that_broke_down_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, code: int, status: int
+) -> None:
+    """The server sees only how rank 0 ends."""
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    processes = RankProcesses({"local_ranks": []}, lambda startup: 0)
+    with pytest.raises(SystemExit) as ended:
+        processes.end("rank 1 ended", code)
+    assert ended.value.code == status and (status in TRUSTED_ENDS) == (code > 0)
 
 
 def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Replica) -> None:

@@ -6,35 +6,44 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from radixlm.engine.run_folder import RunFolder, remove_stale
+from radixlm.intake.adapters import Spool
 from radixlm.intake.tensor_spool import TensorSpool
 
 KILLED = """
 import os, signal
 from MODULE import KIND
-folder = KIND()
+folder = KIND(*ARGS)
 (folder.path / "flight").write_text("x")
 print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("kind", [RunFolder, TensorSpool])
+@pytest.mark.parametrize(
+    ("kind", "args"), [(RunFolder, ()), (TensorSpool, ()), (Spool, ({}, b"weights"))]
+)
 def test_only_folders_of_dead_servers_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[RunFolder | TensorSpool]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Callable[..., RunFolder | TensorSpool | Spool],
+    args: tuple[Any, ...],
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     program = KILLED.replace("KIND", kind.__name__).replace("MODULE", kind.__module__)
+    program = program.replace("ARGS", repr(args))
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     dead = Path(done.stdout.strip())
-    alive = kind()
+    alive = kind(*args)
     remove = alive.remove if isinstance(alive, RunFolder) else alive.delete
     foreign = tmp_path / "radixlm-weights-of-mine"
     foreign.mkdir()

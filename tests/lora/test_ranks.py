@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,8 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import Topology
 from radixlm.engine.adapters import AdapterLoader
+from radixlm.engine.ranks import NoPeers
+from radixlm.intake.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.lora.adapter import read_adapter
 from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
@@ -183,3 +186,28 @@ def test_an_adapter_that_is_read_again_is_the_same(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="the files have changed"):
         loaders[0].commands()["unload_lora_adapter"](args)
         loaders[0].commands()["load_lora_adapter"](args | {"digest": "0" * 32}).result(30)()
+
+
+def test_an_adapter_that_came_to_another_host_is_copied(tmp_path: Path) -> None:
+    """The copy stays as long as the adapter: one that depends on base weights is read again."""
+    base, config = cached_tiny("LlamaForCausalLM"), ServerConfig.from_kwargs(enable_lora=True)
+    folder, asked = head_adapter(base, tmp_path / "a", 1), list[str]()
+    tensors = (folder / ADAPTER_TENSORS).read_bytes()
+
+    class OtherHost(NoPeers):
+        def bring_adapter(self, folder: str) -> Spool | None:
+            asked.append(folder)
+            return Spool(json.loads((tmp_path / "a" / ADAPTER_CONFIG).read_text()), tensors)
+
+    (model,) = CutModel(base, Topology()).models
+    loader = AdapterLoader(config, model, torch.device("cpu"), OtherHost())
+    load, unload = (loader.commands()[f"{verb}_lora_adapter"] for verb in ("load", "unload"))
+    args: dict[str, Any] = {"number": 0, "path": "/of/node0", "is_sent": True}
+    load(args).result(30)()
+    copy = Path(loader._of_base[0])
+    assert asked == ["/of/node0"] and copy.is_dir() and copy != folder
+    loader.renew(model)()
+    unload(args)
+    assert not copy.exists()
+    load({"number": 1, "path": str(folder), "is_sent": False}).result(30)()
+    assert len(asked) == 1, "each host has that folder itself"

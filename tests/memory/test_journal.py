@@ -36,7 +36,7 @@ class Engine:
         if has_window:
             window = WindowGroup(PageAllocator(NUM_PAGES, PAGE), 2 * PAGE)
         self.cache = RadixCache(self.pages, PAGE, window=window)
-        self.journal = PageJournal(self.memory[:size], NUM_PAGES, PAGE, self.digest)
+        self.journal = PageJournal(self.memory[:size], NUM_PAGES, PAGE, self.digests)
         if not is_new:
             self.num_tokens = JournalReplay(self.journal, self.cache).run()
         self.cache.events = self.journal
@@ -44,8 +44,9 @@ class Engine:
             window.on_change = self.journal.on_window
         self.written = 0
 
-    def digest(self, space, page, seed):
-        return zlib.crc32(self.pools[space, page], seed)
+    def digests(self, space, pages, seeds):
+        pool = self.pools[space]
+        return [zlib.crc32(pool[page], seed) for page, seed in zip(pages, seeds, strict=True)]
 
     def insert(self, ids, namespace):
         num_pages, window = len(ids) // PAGE, self.cache.window

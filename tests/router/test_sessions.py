@@ -44,8 +44,39 @@ async def test_all_requests_of_a_session_go_to_its_worker(start_workers: StartWo
         assert len(holder.seen) == 10
         closed = await ask(front.url, "POST", "/close_session", {"session_id": "s1"})
         assert closed.status == 200 and len(holder.seen) == 11
-        assert [(await turn(front)).status for _ in range(3)] == [200] * 3
-        assert {len(worker.seen) for worker in workers if worker is not holder} == {1}
+
+
+@pytest.mark.parametrize("named", [{}, {"session_id": "mine"}])
+async def test_another_gateway_finds_a_session(
+    start_workers: StartWorkers, named: dict[str, str]
+) -> None:
+    """One that was started later, or serves the same workers; the id alone tells the worker."""
+    workers = await start_workers(4)
+    async with Front(workers) as front, Front(workers[::-1]) as other:
+        for one in (front, other):
+            sessions.attach(one.gateway)
+        for _ in range(6):
+            body = {"capacity_of_str_len": 9, **named}
+            opened = (await ask(front.url, "POST", "/open_session", body)).json
+            name = opened["echo"]["session_id"]  # as the worker was told
+            assert name == named.get("session_id", name)
+            params = {"text": "a", "session_params": {"id": name}}
+            answer = await ask(other.url, "POST", "/generate", params)
+            assert answer.header(b"x-worker-id") == opened["worker_id"].encode()
+            closed = await ask(other.url, "POST", "/close_session", {"session_id": name})
+            assert closed.json["worker_id"] == opened["worker_id"]
+    assert named or len([worker for worker in workers if worker.seen]) > 1, "they are spread"
+
+
+async def test_a_session_is_opened_at_a_worker_that_is_there(start_workers: StartWorkers) -> None:
+    workers = await start_workers(2)
+    async with Front(workers) as front:
+        sessions.attach(front.gateway)
+        front.gateway.registry.move(front.workers[0], State.UNHEALTHY)
+        for number in range(8):
+            body = {"capacity_of_str_len": 9, "session_id": f"s{number}"}
+            assert (await ask(front.url, "POST", "/open_session", body)).status == 200
+    assert len(workers[1].seen) == 8
 
 
 async def test_pairs_leave_a_session_to_its_decode_worker(start_workers: StartWorkers) -> None:

@@ -60,7 +60,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("disable_radix_cache", "warm_restart", _NO_TREE),
     Conflict("engine_in_process", "warm_restart", "the engine ends with the server"),
     Conflict("device=cuda", "warm_restart", "memory of a GPU ends with its process"),
-    Conflict("nnodes", "warm_restart", "the server keeps memory of its own host only"),
     Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
     Conflict("cpu_offload_gb", "offload_group_size", "both say which layers stay on the host"),
     Conflict("cpu_offload_gb", "enable_torch_compile", _COMPILED),

@@ -17,7 +17,9 @@ from radixlm.base.record import replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.adapters import AdapterConfig
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.executor.adapters import AdapterTable
+from radixlm.intake.adapters import Spool
 from radixlm.kernels.ops.lora import LoraLayout, PackedAdapter
 from radixlm.layers.linear import Linear
 from radixlm.lora.adapter import Adapter, LoraLimits, local_parts, read_adapter
@@ -32,7 +34,9 @@ class AdapterLoader:
     """The adapters of one engine, by the numbers that intake has given them. Outlives the
     schedulers of the engine."""
 
-    def __init__(self, config: ServerConfig, model: Model, device: torch.device) -> None:
+    def __init__(
+        self, config: ServerConfig, model: Model, device: torch.device, peers: Peers = NO_PEERS
+    ) -> None:
         """ConfigError for a model that takes no adapters."""
         if not isinstance(model, DecoderModel):
             raise ConfigError(
@@ -54,6 +58,8 @@ class AdapterLoader:
         self._failed: dict[int, str] = {}
         self._of_base: dict[int, str] = {}  # paths of those that have been made with base weights
         self._facts: dict[int, dict[str, Any]] = {}  # of those that are loaded
+        self._peers = peers
+        self._copies: dict[int, Spool] = {}  # of those that came in requests to another host
 
     def _layout(
         self, model: DecoderModel, device: torch.device, options: AdapterConfig
@@ -84,19 +90,25 @@ class AdapterLoader:
         return False
 
     def _load(self, args: dict[str, Any]) -> Any:
-        """Read ``path`` as adapter ``number``. With a ``digest``, no other content will do."""
+        """Read ``path`` as adapter ``number``. With a ``digest``, no other content will do.
+        ``is_sent``: it came in a request, to rank 0's host."""
         number = int(args["number"])
         if number in self._facts:
             return self._facts[number]
         self._failed.pop(number, None)
         if number not in self._loading:
             wanted = (number, str(args["path"]), args.get("digest"))
-            self._loading[number] = self._thread.submit(self._read, *wanted)
+            is_sent = bool(args.get("is_sent"))
+            self._loading[number] = self._thread.submit(self._read, *wanted, is_sent)
         return self._loading[number]
 
-    def _read(self, number: int, path: str, digest: str | None) -> Callable[[], dict[str, Any]]:
+    def _read(
+        self, number: int, path: str, digest: str | None, is_sent: bool
+    ) -> Callable[[], dict[str, Any]]:
         started_s = time.perf_counter()
         try:
+            if is_sent and (copy := self._peers.bring_adapter(path)) is not None:
+                self._copies[number], path = copy, str(copy.path)
             adapter, packed = self._made(path, self._targets)
             is_checked = self._is_first or not adapter.has_weights
             if is_checked and digest not in (None, adapter.digest):
@@ -142,6 +154,7 @@ class AdapterLoader:
 
     def _fail(self, number: int, why: str) -> dict[str, Any]:
         self._loading.pop(number, None)
+        self._copies.pop(number, None)
         self._failed[number] = why
         raise InvalidRequest(why, "lora_path")
 
@@ -168,6 +181,7 @@ class AdapterLoader:
         number = int(args["number"])
         self._facts.pop(number, None)
         self._of_base.pop(number, None)
+        self._copies.pop(number, None)
         self._failed.pop(number, None)
         self.table.drop(number)
 

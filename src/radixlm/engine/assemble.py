@@ -232,7 +232,7 @@ def load_engine(
     steps = _make_steps(config, info, loaded, device, free_bytes, peers, boot)
     model, draft, attn, pools = loaded.model, loaded.draft, steps.attn, steps.pools
     updater = WeightUpdater(config, info, model, peers, boot.weights, copies)
-    loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
+    loader = AdapterLoader(config, model, where, peers) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
     waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens)
     controls = TensorControls(updater.read, loaded.num_bytes, *sizes, profiler, waited_s)

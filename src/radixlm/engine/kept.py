@@ -22,7 +22,9 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig, flat
+from radixlm.distributed.topology import Place
 from radixlm.engine.draft_model import LoadedDraft
+from radixlm.engine.kept_digests import GroupDigests
 from radixlm.engine.memory import MemoryNow, Pools, make_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.ranks import Peers
@@ -36,11 +38,14 @@ from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
+Rows = list[NDArray[np.uint8]]
+"""Of each layer uint8 [pages, bytes]."""
+
 
 class Boot(Record):
     """Which start of which engine this is. ``replica``: its number; ``number``: how often it was
-    started before; ``memory``: paths of the memory that the server keeps for its ranks;
-    ``weights``: what it serves in place of the checkpoint's weights."""
+    started before; ``memory``: paths of the memory that is kept for its ranks, "" of ranks of other
+    hosts; ``weights``: what it serves in place of the checkpoint's weights."""
 
     replica: int = 0
     number: int = 0
@@ -63,7 +68,7 @@ def open_memory(
     facts = (__version__, torch.__version__, options, weights)
     identity = hashlib.sha256(msgspec.json.encode(facts, enc_hook=str)).digest()
     memory = None
-    try:
+    try:  # an agent that could keep none has left the path empty
         memory = KeptMemory(boot.memory[peers.ranks.place.rank], identity)
     except OSError as error:
         log.warning("--warm-restart: %s; after a restart the KV cache will be empty", error)
@@ -78,7 +83,8 @@ def open_memory(
 
 class KeptPages:
     """The pools of a rank in ``memory``, which it seals. Rank 0 has the journals: of each attention
-    group one, over the pages of all ranks of the group, which it reads in their memory."""
+    group one, over the pages of all ranks of the group. The lowest rank of a host reads them in the
+    memory of the others there."""
 
     def __init__(
         self,
@@ -100,22 +106,22 @@ class KeptPages:
         memory.list_tensors([memory.place_of(space, tensor) for space, tensor in tensors])
         peers.agree((1,))  # each rank has its pools
         self.journals: list[PageJournal] = []
-        if peers.is_first:
-            self._make_journals(memory, pools, peers, boot)
+        if peers.is_lowest:
+            rows = _rows_of_groups(peers.ranks.place, boot.memory)
+            digests = peers.digests_of_hosts(partial(_digests, rows))
+            if peers.is_first:
+                self._make_journals(memory, pools, len(rows), digests)
         self._warm = [memory.is_warm] * len(self.journals)
         memory.seal()
 
-    def _make_journals(self, memory: KeptMemory, pools: Pools, peers: Peers, boot: Boot) -> None:
-        place, num_pages = peers.ranks.place, pools.sizes.num_full + 1
-        ranks = [kept_rows(path) for path in boot.memory]
-        # a group's ranks follow each other; all stages have parts of its pages
-        num_groups = place.tp // place.attn_tp
+    def _make_journals(
+        self, memory: KeptMemory, pools: Pools, num_groups: int, digests: GroupDigests
+    ) -> None:
+        num_pages = pools.sizes.num_full + 1
         for group in range(num_groups):
-            own = [r for i, r in enumerate(ranks) if i % place.tp // place.attn_tp == group]
-            rows = [[layer for rank in own for t in rank[space] for layer in t] for space in (0, 1)]
             data = memory.take(PageJournal.num_bytes(num_pages, pools.page_size))
-            digest = partial(_digest, rows)
-            self.journals.append(PageJournal(data, num_pages, pools.page_size, digest))
+            of_group = partial(digests, group)
+            self.journals.append(PageJournal(data, num_pages, pools.page_size, of_group))
 
     def follow(self, cache: RadixCache, group: int) -> None:
         """Fill a group's new prefix cache with what is found, if it is the first of a restarted
@@ -159,8 +165,27 @@ def make_kept_pools(
     return pools, KeptPages(kept, model, attn, pools, peers, boot)
 
 
-def _digest(rows: Sequence[Sequence[NDArray[np.uint8]]], space: int, page: int, seed: int) -> int:
-    """CRC-32 of a page. ``rows``: by space, of each layer uint8 [pages, bytes]."""
-    for layer in rows[space]:
-        seed = zlib.crc32(layer[page], seed)
-    return seed
+def _rows_of_groups(place: Place, paths: Sequence[str]) -> list[list[Rows]]:
+    """The pools of this host's ranks by attention group and space. ``paths``: of the memory of each
+    rank, "" of other hosts."""
+    ranks = {rank: kept_rows(path) for rank, path in enumerate(paths) if path}
+    groups: list[list[Rows]] = []
+    # a group's ranks follow each other; all stages have parts of its pages
+    for group in range(place.tp // place.attn_tp):
+        own = [r for i, r in ranks.items() if i % place.tp // place.attn_tp == group]
+        groups.append([[layer for r in own for t in r[n] for layer in t] for n in (0, 1)])
+    return groups
+
+
+def _digests(
+    rows: Sequence[Sequence[Rows]],
+    group: int,
+    space: int,
+    pages: Sequence[int],
+    seeds: Sequence[int],
+) -> list[int]:
+    """CRC-32 of each page of a group in this host's memory."""
+    digests = list(seeds)
+    for layer in rows[group][space]:
+        digests = [zlib.crc32(layer[page], d) for page, d in zip(pages, digests, strict=True)]
+    return digests

@@ -20,6 +20,7 @@ import zmq
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig, flat
+from radixlm.engine.kept_pool import KeptPool
 from radixlm.engine.model_info import resolved
 from radixlm.engine.node_facts import node_facts
 from radixlm.engine.nodes import BEAT_S, LOST_S, MAX_MESSAGE_BYTES, WAIT_S
@@ -102,6 +103,7 @@ class NodeAgent:
         self._generation = ""  # "" while it has not joined
         self.ranks: dict[int, RankProcess] = {}
         self._ready_made: list[RankProcess] = []  # import torch while nothing is to be done
+        self._kept = KeptPool((), 0)  # with --warm-restart
         self._woken, self._wake = socket.socketpair()
         self._is_stopping = False
 
@@ -125,6 +127,7 @@ class NodeAgent:
             self._end_ranks()
             for process in self._ready_made:
                 process.drop()
+            self._kept.close()
             self._socket.close()
             self._woken.close()
             self._wake.close()
@@ -165,9 +168,11 @@ class NodeAgent:
         """Obey node 0 until it is lost (False), or this agent is to end (True)."""
         next_beat_s = 0.0
         while not self._is_stopping:
+            began_s = time.monotonic()
             messages = self._receive(BEAT_S / 2)
             now_s = time.monotonic()
-            self._heard_s = now_s if messages else self._heard_s
+            is_late = now_s - began_s > BEAT_S  # this process stood still, node 0 perhaps with it
+            self._heard_s = now_s if messages or is_late else self._heard_s
             for message in messages:
                 if message.generation != self._generation:  # of a node 0 that is gone
                     continue
@@ -216,11 +221,13 @@ class NodeAgent:
     def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
         self._end_ranks()
         segment = os.memfd_create("radixlm", os.MFD_CLOEXEC)  # what the ranks of this node share
+        memory = self._memory_for(startups)
         try:
             for startup in startups:
                 process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
                 self.ranks[int(startup["rank"])] = process
                 startup = {**startup, "options": {**startup["options"], **self._options}}
+                startup["memory"] = memory
                 process.start(startup, segment, self._generation)
                 log.info("started rank %d, process %d", startup["rank"], process.pid)
         except OSError as error:  # no room for a process: node 0 starts another replica
@@ -228,6 +235,17 @@ class NodeAgent:
             self._send(RankEnded(self._generation, int(startup["rank"]), 1))
         finally:
             os.close(segment)
+
+    def _memory_for(self, startups: Sequence[dict[str, Any]]) -> list[str]:
+        """Paths of the memory that is kept for the ranks, as node 0 keeps it for its own."""
+        theirs = next((startup.get("memory") for startup in startups), None)
+        if not theirs:
+            return []
+        ranks = tuple(int(startup["rank"]) for startup in startups)
+        if self._kept.ranks != ranks:
+            self._kept.close()
+            self._kept = KeptPool(ranks, len(theirs))
+        return self._kept.paths or [""] * len(theirs)
 
     def _relay(self, rank: int) -> None:
         """Pass on one message of a rank, or report its end: it closes its socket with that."""

@@ -144,10 +144,17 @@ class Hub:
             self._changed.wait_for(lambda: key in self._values, timeout_s)
             return self._values.get(key)
 
-    def offer(self, folders: Sequence[str]) -> None:
-        """Let other nodes read these folders, and no others."""
+    def take(self, key: str, timeout_s: float) -> bytes | None:
+        """``get``, and forget it."""
         with self._changed:
-            self._offered.folders = folders
+            value = self.get(key, timeout_s)
+            self._values.pop(key, None)
+            return value
+
+    def offer(self, folders: Sequence[str], of: str) -> None:
+        """Let other nodes read these folders of ``of``, and no others of it."""
+        with self._changed:
+            self._offered.offer(folders, of)
             for key in list(self._waiting):
                 if (value := self._offered.read(key)) is not None:
                     self._answer(key, value)

@@ -104,13 +104,14 @@ class RankProcesses:
 
     def end(self, reason: str, code: int = 1) -> NoReturn:
         """End all ranks, this one too, as the first of them ended: by SIGKILL where that was the
-        signal, which usually comes from outside and is then blamed on no request."""
+        signal, which usually comes from outside and is then blamed on no request; else with the
+        status of a shell, so that the memory of a rank that broke down is not trusted."""
         log.error("%s; the replica ends", reason)
         self.on_loss(reason)
         self._kill()
         if code == -signal.SIGKILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(1)
+        os._exit(128 - code if code < 0 else 1)
 
     def _kill(self) -> None:
         for number in self._descriptors.values():

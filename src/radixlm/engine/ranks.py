@@ -23,13 +23,15 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_hosts
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
+from radixlm.engine.kept_digests import DigestsOfHosts, GroupDigests, answer_digests
 from radixlm.engine.node_facts import node_facts
-from radixlm.engine.node_files import fetch
+from radixlm.engine.node_files import fetch, fetch_adapter
 from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.engine.run_folder import remove_stale
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.executor.runner import Runner
+from radixlm.intake.adapters import Spool
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
@@ -92,8 +94,18 @@ class Peers(Protocol):
         """Whether this is rank 0, which schedules and samples."""
         return self.ranks.place.rank == 0
 
+    @property
+    def is_lowest(self) -> bool:
+        """Whether it is the lowest rank of its host."""
+        return self.is_first
+
     def agree(self, numbers: Sequence[int]) -> list[int]:
         """The smallest of each number over all ranks; all call it in the same order."""
+
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
+        """``own``, checksums of pages in the memory of this host's ranks, over all hosts. The
+        lowest rank of each host calls it; for other hosts than rank 0's it answers rank 0."""
+        return own
 
     def executor(self, make: Callable[[], Runner]) -> Executor:
         """What the scheduler calls in place of rank 0's runner, which ``make`` makes while the
@@ -103,6 +115,11 @@ class Peers(Protocol):
         """``source`` as this rank can read it, and the copies that this took. ``own``: the
         checkpoint's folder here."""
         return source, []
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        """A copy of an adapter that came in a request to rank 0's server, if this rank needs one
+        to read it."""
+        return None
 
     def stop(self) -> None:
         """An orderly end: that of rank 0 ends the others."""
@@ -158,6 +175,7 @@ class Followers(Peers):
         self._last_call = 0
         self._lock, self._relays = threading.Lock(), False
         generation = hub.generation if hub else "alone"
+        self._num_nodes = config.parallel.nnodes
         for link in processes.sockets.values():
             socket.send_fds(link, [generation.encode()], [self._segment.fd])
         for rank, link in self._sockets.items():
@@ -224,10 +242,21 @@ class Followers(Peers):
         self._relays = True
         return Relay(make(), self)
 
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
+        if self._hub is None:
+            return own
+        nodes = range(1, self._num_nodes)
+        return DigestsOfHosts(own, self._hub, nodes, self._hub.generation, self._load_limit_s)
+
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
         if self._hub is not None:
-            self._hub.offer(source.deltas)
+            self._hub.offer(source.deltas, "weights")
         return source, []
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        if self._hub is not None:
+            self._hub.offer([folder], folder)
+        return None
 
     def stop(self) -> None:
         self.processes.is_stopping = True  # before the first of them can end
@@ -262,11 +291,12 @@ class LeaderLink(Peers):
         self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
         self._lock = threading.Lock()
         # of another node: rank 0 reaches it through the agent, and the others there through it
-        self._is_lowest = self.rank == min(startup["ranks"])
-        self._config, self._copies = config, WeakSet[TensorSpool]()
+        self._is_lowest = self.rank == min(map(int, startup["ranks"]))
+        self._generation = generation.decode()
+        self._config, self._copies = config, WeakSet[TensorSpool | Spool]()
         if config.parallel.nnodes > 1:
             with self._values() as values:
-                self.ranks = _over_hosts(self.ranks, config, values, generation.decode())
+                self.ranks = _over_hosts(self.ranks, config, values, self._generation)
 
     @contextmanager
     def _values(self) -> Iterator[RemoteValues]:
@@ -277,6 +307,20 @@ class LeaderLink(Peers):
             yield values
         finally:
             values.close()
+
+    @property
+    def is_lowest(self) -> bool:
+        return self._is_lowest
+
+    def digests_of_hosts(self, own: GroupDigests) -> GroupDigests:
+        node = topology_of(self._config).node_of(self.rank)
+
+        def answer() -> None:
+            with self._values() as values:
+                answer_digests(own, values, node, self._generation)
+
+        threading.Thread(target=answer, name="page digests", daemon=True).start()
+        return own
 
     def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
         if topology_of(self._config).node_of(self.rank) == 0 or not source.deltas:
@@ -289,6 +333,15 @@ class LeaderLink(Peers):
         folder = source.folder if Path(source.folder).is_dir() else str(own)
         deltas = tuple(str(spool.path) for spool in spools)
         return msgspec.structs.replace(source, folder=folder, deltas=deltas), spools
+
+    def bring_adapter(self, folder: str) -> Spool | None:
+        if topology_of(self._config).node_of(self.rank) == 0:
+            return None
+        remove_stale()  # of ranks that were killed
+        with self._values() as values:
+            copy = fetch_adapter(values, folder)
+        self._copies.add(copy)
+        return copy
 
     def read(self) -> bytes:
         self._waited_s += self._segment.take_waited_s()

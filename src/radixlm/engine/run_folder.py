@@ -31,8 +31,8 @@ class RunFolder:
 
 
 def remove_stale() -> list[Path]:
-    """Delete the folders of this user's servers that have ended, also those of tensors
-    (intake/tensor_spool.py); which ones."""
+    """Delete the folders of this user's servers that have ended, also those of tensors and adapters
+    that came in requests (intake/tensor_spool.py, intake/adapters.py); which ones."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):

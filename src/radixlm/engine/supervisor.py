@@ -94,7 +94,9 @@ class EngineSupervisor:
         self._stop_asked = asyncio.Event()
         self._has_given_up = False
         self._reserve = RestartReserve()
-        self._kept = KeptPool(topology_of(config).world if config.memory.warm_restart else 0)
+        topology = topology_of(config)
+        ranks = topology.ranks_of(0) if config.memory.warm_restart else ()
+        self._kept = KeptPool(ranks, topology.world)
         self._spawned_s = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._longest_load_s = 0.0  # of the processes that became ready

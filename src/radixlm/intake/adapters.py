@@ -11,17 +11,17 @@ import asyncio
 import itertools
 import json
 import logging
+import os
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
+from radixlm.base.private_files import make_locked_folder
 from radixlm.base.record import Record
 from radixlm.hub.locate import Wanted, locate_model, scheme_of
 from radixlm.intake.replicas import Replica
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 MAX_NAME = 256
 MAX_REMEMBERED = 10_000  # names that were loaded once
 USER_POLL_S = 0.05
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 LOAD, UNLOAD, KEEP = "load_lora_adapter", "unload_lora_adapter", "keep_lora_adapters"
 
 
@@ -54,14 +55,16 @@ class AdapterOptions(Record):
 
 class Spool:
     """A folder of its own for an adapter that came as bytes: an engine that takes the place of
-    another reads it again. It goes with the object, or with the process."""
+    another reads it again. It goes with the object, or with the process; the next server deletes
+    what one that was killed has left."""
 
     def __init__(self, config: dict[str, Any], tensors: bytes) -> None:
         """``tensors``: a safetensors file."""
-        self.path = tempfile.mkdtemp(prefix="radixlm-adapter-")
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-        Path(self.path, "adapter_config.json").write_text(json.dumps(config))
-        Path(self.path, "adapter_model.safetensors").write_bytes(tensors)
+        self.path, lock = make_locked_folder("radixlm-adapter-")
+        weakref.finalize(self, os.close, lock)
+        self.delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        (self.path / ADAPTER_CONFIG).write_text(json.dumps(config))
+        (self.path / ADAPTER_TENSORS).write_bytes(tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +95,7 @@ class Loaded:
         return {
             "number": self.number,
             "path": self.folder or self.path,
+            "is_sent": self.spool is not None,
             "digest": self.digest or None,
         }
 
@@ -224,7 +228,7 @@ class AdapterRegistry:
         self._require_loads("load_lora_adapter_from_tensors")
         self._check(name, "tensors", is_pinned, replaces)
         spool = await asyncio.to_thread(Spool, config, tensors)
-        adapter = Loaded(name, spool.path, is_pinned, spool=spool)
+        adapter = Loaded(name, str(spool.path), is_pinned, spool=spool)
         await self._whole(self._load(adapter, replaces))
 
     def _require_loads(self, what: str) -> None:

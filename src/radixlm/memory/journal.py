@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Final
 
@@ -33,8 +33,8 @@ HEAD_BYTES: Final = 8  # of a name: length and CRC-32
 NICE: Final = 10
 STOP_S: Final = 5.0
 
-Digest = Callable[[int, int, int], int]
-"""(space, page, seed) -> CRC-32 of the page's bytes."""
+Digests = Callable[[int, Sequence[int], Sequence[int]], list[int]]
+"""(space, pages, seed of each) -> CRC-32 of each page's bytes."""
 
 
 class PageJournal:
@@ -46,10 +46,10 @@ class PageJournal:
     """
 
     def __init__(
-        self, memory: NDArray[np.uint8], num_pages: int, page_size: int, digest: Digest
+        self, memory: NDArray[np.uint8], num_pages: int, page_size: int, digests_of: Digests
     ) -> None:
         """``memory``: uint8 [num_bytes(num_pages, page_size)], zeros where nothing was written."""
-        self.page_size, self.digest = page_size, digest
+        self.page_size, self.digests_of = page_size, digests_of
         ends = np.cumsum(_sizes(num_pages, page_size))
         digests, checksum, fields, window, names = np.split(memory, ends[:-1].tolist())
         self.digests = digests.view(np.int64).reshape(2, num_pages)
@@ -143,13 +143,15 @@ class PageJournal:
 
     def _compute(self, space: int, pages: list[int]) -> None:
         """A page that is replaced meanwhile gets a checksum that its bytes do not have."""
-        for page in pages:
-            seed = int(self.checksum[page])
-            stored = int(self.window[page]) if space else page
-            if seed and stored:
-                digest = self.digest(space, stored, seed)
-                if int(self.checksum[page]) == seed:
-                    self.digests[space, page] = digest | IS_KNOWN
+        found = [
+            (page, int(self.window[page]) if space else page, int(self.checksum[page]))
+            for page in pages
+        ]
+        found = [one for one in found if all(one[1:])]
+        digests = self.digests_of(space, [one[1] for one in found], [one[2] for one in found])
+        for (page, _, seed), digest in zip(found, digests, strict=True):
+            if int(self.checksum[page]) == seed:
+                self.digests[space, page] = digest | IS_KNOWN
 
 
 def _sizes(num_pages: int, page_size: int) -> list[int]:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from radixlm.memory.journal import HEAD_BYTES, IS_KNOWN, NO_PARENT, ROOT, PageJournal
+from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.node import Node, page_ids
 from radixlm.memory.prefix.radix import RadixCache
@@ -37,8 +38,8 @@ class JournalReplay:
         # lists, since single elements of arrays take long
         self._checksum: list[int] = journal.checksum.tolist()
         self._window: list[int] = journal.window.tolist()
-        self._digests: list[list[int]] = journal.digests.tolist()
         self._fields, self._width = journal.fields.tobytes(), journal.fields.strides[0]
+        self._has_bytes: list[set[int]] = []  # by space: pages whose bytes are whole
         self._children: dict[int, list[int]] = {}
         self._taken = {0}  # window pages
 
@@ -51,6 +52,9 @@ class JournalReplay:
         for page, parent in zip(numbers.tolist(), parents, strict=True):
             self._children.setdefault(parent, []).append(page)
         self._hold(numbers)
+        window = self._cache.window
+        limits = (len(self._checksum), 0 if window is None else window.allocator.num_pages)
+        self._has_bytes = [self._with_bytes(n, numbers, limit) for n, limit in enumerate(limits)]
         todo: list[_Run] = []
         for page in self._children.get(NO_PARENT, ()):
             if (namespace := self._name(int(self._journal.fields[page, 2]))) is not None:
@@ -61,7 +65,7 @@ class JournalReplay:
         self._settle()
         return self._cache.total_pages * self._cache.page_size
 
-    def _hold(self, numbers: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+    def _hold(self, numbers: PageIds) -> None:
         """Every page that the tree may take is held until then."""
         cache, none = self._cache, np.empty(0, np.int32)
         cache.allocator.rebuild(numbers, none)
@@ -103,7 +107,7 @@ class JournalReplay:
         at = page * self._width
         record = self._fields[at : at + self._width]
         checksum = self._checksum[page]
-        if (zlib.crc32(record, seed) or ROOT) != checksum or not self._has_bytes(0, page, page):
+        if (zlib.crc32(record, seed) or ROOT) != checksum or page not in self._has_bytes[0]:
             return False
         return self._name(int.from_bytes(record[8:12], "little", signed=True)) == namespace
 
@@ -113,13 +117,21 @@ class JournalReplay:
         found = self._window[page] if window is not None else 0
         if window is None or found in self._taken or not 0 < found < window.allocator.num_pages:
             return 0
-        return found if self._has_bytes(1, page, found) else 0
+        return found if page in self._has_bytes[1] else 0
 
-    def _has_bytes(self, space: int, page: int, stored: int) -> bool:
-        digest = self._digests[space][page]
-        if not digest & IS_KNOWN:
-            return False
-        return self._journal.digest(space, stored, self._checksum[page]) | IS_KNOWN == digest
+    def _with_bytes(self, space: int, numbers: PageIds, limit: int) -> set[int]:
+        """Which pages have the bytes of their checksum, themselves or in a window page below
+        ``limit``."""
+        journal = self._journal
+        stored = journal.window[numbers] if space else numbers
+        digests = journal.digests[space, numbers]
+        is_known = (digests & IS_KNOWN != 0) & (stored > 0) & (stored < limit)
+        pages = numbers[is_known]
+        found = journal.digests_of(
+            space, stored[is_known].tolist(), journal.checksum[pages].tolist()
+        )
+        is_whole = (np.array(found, np.int64) | IS_KNOWN) == digests[is_known]
+        return set(pages[is_whole].tolist())
 
     def _name(self, place: int) -> CacheNamespace | None:
         """The namespace that stands at ``place``; None if it is damaged."""

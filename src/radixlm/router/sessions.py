@@ -1,12 +1,16 @@
 """Sessions through the gateway: a session lives in one worker, which gets all of its requests.
 
 Of prefill and decode workers it is a decode worker, which computes them whole: what came before is
-in its prefix cache.
+in its prefix cache. The name of a session decides where it is opened, so that a gateway that was
+started later, or serves the same workers, finds it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_SESSIONS: Final = 1 << 16
 OPEN, CLOSE = "/open_session", "/close_session"
+KINDS: Final[tuple[WorkerType, ...]] = ("regular", "decode")  # that have sessions
 
 
 class Sessions:
@@ -32,11 +37,16 @@ class Sessions:
         self._held: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id -> worker, principal
 
     def holder(self, call: Call) -> Worker | None:
-        """The worker that has the session of a call; None where no session is named, or none that
-        is known here. InvalidRequest for one that another key opened."""
+        """The worker that has the session of a call, or is to have it; None where no session is
+        named. InvalidRequest for one that another key opened."""
         name = _session_of(call)
-        if name is None or (held := self._held.get(name)) is None:
+        if name is None:
             return None
+        if (held := self._held.get(name)) is None:
+            known = [one for one in self._gateway.registry if one.worker_type in KINDS]
+            if call.path == OPEN:
+                known = [one for one in known if one.is_available] or known
+            return _place(name, known)
         worker_id, principal = held
         if principal != call.principal:
             raise InvalidRequest(f"session_params.id: no session {name!r:.200}", "session_params")
@@ -59,10 +69,12 @@ class SessionCall(Dispatch):
     """A call to open or to close a session."""
 
     async def attempt(self) -> Failure | None:
-        kinds: tuple[WorkerType, ...] = ("regular", "decode")
         pool = self.gateway.registry.pool
-        self.worker_type = next((kind for kind in kinds if pool(self.model, kind)), "regular")
+        self.worker_type = next((kind for kind in KINDS if pool(self.model, kind)), "regular")
         self.edit = self._answered
+        call = self.call
+        if call.path == OPEN and call.fields and _session_of(call) is None:
+            call.replace_body(call.overridden({"session_id": secrets.token_hex(16)}))
         return await super().attempt()
 
     def _answered(self, content: bytes) -> bytes:
@@ -72,6 +84,16 @@ class SessionCall(Dispatch):
         elif isinstance(name := orjson.loads(content), str):
             sessions.opened(name, self.call)
         return content
+
+
+def _place(name: str, workers: Sequence[Worker]) -> Worker | None:
+    """The worker of a session's name, as long as ``workers`` has it; None if there is none."""
+
+    def rank(worker: Worker) -> bytes:
+        text = f"{worker.url} {worker.dp_rank} {name}"
+        return blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+
+    return max(workers, key=rank, default=None)
 
 
 def _session_of(call: Call) -> str | None:

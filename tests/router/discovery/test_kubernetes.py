@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_the_cluster_of_a_pod(tmp_path: Path) -> None:
     assert cluster._headers()[0] == (b"authorization", b"Bearer two")
 
 
-def test_the_cluster_of_a_kubeconfig(tmp_path: Path) -> None:
+def test_the_cluster_of_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config"
     user: dict[str, Any] = {"token": "t"}
     config = {
@@ -201,11 +202,14 @@ def test_the_cluster_of_a_kubeconfig(tmp_path: Path) -> None:
         text = (tmp_path / file).read_bytes()
         user[f"client-{name}-data"] = base64.b64encode(text).decode()
     path.write_text(yaml.safe_dump(config))
-    certificate = find_cluster({"KUBECONFIG": str(path)}, tmp_path)._upstream._tls[1]
-    pem = (tmp_path / "me.pem").read_bytes()
-    assert certificate is not None and Path(certificate).read_bytes() == pem
-    assert Path(certificate).stat().st_mode & 0o77 == 0
-    Path(certificate).unlink()
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert find_cluster({"KUBECONFIG": str(path)}, tmp_path)._upstream._context is not None
+    user["client-key-data"] = base64.b64encode(b"none").decode()
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match="PEM"):
+        find_cluster({"KUBECONFIG": str(path)}, tmp_path)
+    assert not list(temporary.iterdir()), "a gateway that is killed would leave its key"
     user["exec"] = {"command": "aws"}
     path.write_text(yaml.safe_dump(config))
     for text in (None, "- 1", "a: [", "current-context: x"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import base64
 import os
 import tempfile
@@ -119,26 +118,24 @@ def _of_config(config: Any) -> Cluster:
             "client-certificate works"
         )
     token_file = user.get("tokenFile")
-    return Cluster(
-        str(cluster["server"]).rstrip("/"),
-        token=user.get("token") or "",
-        token_path=Path(token_file) if token_file else None,
-        ca_path=_file(cluster, "certificate-authority"),
-        cert_path=_file(user, "client-certificate"),
-        key_path=_file(user, "client-key"),
-    )
+    with tempfile.TemporaryDirectory(prefix="radixlm-kube-") as folder:  # they are read at once
+        return Cluster(
+            str(cluster["server"]).rstrip("/"),
+            token=user.get("token") or "",
+            token_path=Path(token_file) if token_file else None,
+            ca_path=_file(cluster, "certificate-authority", folder),
+            cert_path=_file(user, "client-certificate", folder),
+            key_path=_file(user, "client-key", folder),
+        )
 
 
-def _file(values: Mapping[str, Any], name: str) -> str | None:
-    """The path of a PEM file; ``name``-data is written to one that only this user can read, and
-    that goes with the process."""
+def _file(values: Mapping[str, Any], name: str, folder: str) -> str | None:
+    """The path of a PEM file; ``name``-data is written to one in ``folder``."""
     if name in values:
         return str(values[name])
     data = values.get(f"{name}-data")
     if data is None:
         return None
-    handle, path = tempfile.mkstemp(prefix="radixlm-kube-", suffix=".pem")
-    atexit.register(Path(path).unlink, missing_ok=True)
-    with os.fdopen(handle, "wb") as file:
-        file.write(base64.b64decode(data))
-    return path
+    path = Path(folder, f"{name}.pem")
+    path.write_bytes(base64.b64decode(data))
+    return str(path)

@@ -66,15 +66,9 @@ async def load_lora_adapter(request: Request) -> Response:
 async def load_lora_adapter_from_tensors(request: Request) -> Response:
     """Load an adapter whose tensors are in the body; pickles are not read."""
     body = await read_body(request, LoadLoraAdapterFromTensors, any_type=True)
-    state = state_of(request)
-    adapters, nnodes = state.intake.adapters, state.config.parallel.nnodes
+    adapters = state_of(request).intake.adapters
 
     async def work() -> None:
-        if nnodes > 1:
-            raise InvalidRequest(
-                f"load_lora_adapter_from_tensors: --nnodes {nnodes} read adapters from folders; "
-                "what works: load_lora_adapter with a lora_path that every node has"
-            )
         tensors = await asyncio.to_thread(_decoded, body)
         name, config = body.lora_name, body.config_dict
         await adapters.load_bytes(name, config, tensors, body.pinned, body.load_inplace)
