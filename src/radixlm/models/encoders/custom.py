@@ -340,7 +340,7 @@ class _DotsBlock(nn.Module):
         return x + fed
 
 
-class _DotsTower(nn.Module):
+class _DotsEncoder(nn.Module):
     """Patches of each image in its own size; a square of them makes one row of the decoder."""
 
     def __init__(self, config: dict[str, Any], dim: int) -> None:
@@ -379,7 +379,7 @@ class Dots(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.vision_tower = _DotsTower(config["vision_config"], config["hidden_size"])
+        self.vision_tower = _DotsEncoder(config["vision_config"], config["hidden_size"])
 
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
         """[patches of all images, numbers of one], int64 [images, 3] -> [N, D]."""
