@@ -113,7 +113,7 @@ class ScheduleConfig(Group):
     num_continuous_decode_steps: Annotated[
         int | None,
         "Tokens that requests decode between two checks of the queue; on one CPU device they are "
-        "one step of the engine. Unset: 1, and on a CPU up to 8 that take 3 ms together.",
+        "one step of the engine. Unset: 1, and on a CPU up to 16 that take 4 ms together.",
         Flag(within=POSITIVE),
     ] = None
     scheduler_recv_interval: Annotated[

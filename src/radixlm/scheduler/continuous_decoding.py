@@ -17,8 +17,9 @@ from radixlm.scheduler.slot_table import RECENT
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items
 from radixlm.step.result import StepResult
 
-AUTOMATIC_S = 0.003  # that a step of several passes may take where nobody chose their number
-AUTOMATIC_PASSES = 8
+AUTOMATIC_S = 0.004  # that a step of several passes may take where nobody chose their number
+AUTOMATIC_PASSES = 16
+FIRST_PASSES = 4  # for each token that a request has by then
 
 
 class ContinuousDecoding:
@@ -40,8 +41,8 @@ class ContinuousDecoding:
             return None
         table, slots = self._table, batch.slots
         computed = table.num_computed[slots]
-        if self._is_timed:  # the first tokens of a stream come one by one
-            most = min(most, int((computed - table.prompt_len[slots]).min()))
+        if self._is_timed:  # the first tokens of a stream do not wait for many others
+            most = min(most, FIRST_PASSES * int((computed - table.prompt_len[slots]).min()))
         lens = np.minimum(table.end[slots] - computed, most - 1)
         allocate_beyond(self._kv_manager, slots, computed, lens)
         if not np.count_nonzero(lens):
