@@ -260,11 +260,11 @@ RECORDS: dict[str, tuple[tuple[tuple[str, tuple[str, ...], str], ...], tuple[str
          ("is {v} years old", ("age", "years"), "few"), ("weighs {v} kg", ("weight", "kg"), "few"),
          ("belongs to {v}", ("owner", "keeper"), "name"), ("eats {v}", ("food", "diet"), "food"),
          ("is {v}vaccinated", ("vaccinated", "is_vaccinated"), "flag")),
-        ("name", "pet", "pet_name"),
+        ("name", "pet_name"),
     ),
     "trip": (
         (("{s} travels to {v}", ("destination", "to", "city"), "city"),
-         ("from {v}", ("origin", "from", "start"), "city"), ("on {v}", ("day", "date"), "day"),
+         ("from {v}", ("origin", "from"), "city"), ("on {v}", ("day", "date"), "day"),
          ("with {v} bags", ("bags", "luggage"), "few"),
          ("for {v} nights", ("nights", "stay"), "few"),
          ("and has {v}paid", ("paid", "is_paid"), "flag")),
@@ -276,7 +276,7 @@ RECORDS: dict[str, tuple[tuple[tuple[str, tuple[str, ...], str], ...], tuple[str
          ("weighs {v} grams", ("weight",), "number"),
          ("is made in {v}", ("origin", "made_in"), "city"), ("is sold by {v}", ("seller",), "name"),
          ("is {v}in stock", ("in_stock", "available"), "flag")),
-        ("product", "item", "title"),
+        ("product", "item"),
     ),
     "job": (
         (("{s} starts as a {v}", ("position", "role", "title"), "job"),
