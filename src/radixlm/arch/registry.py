@@ -24,6 +24,7 @@ ARCHITECTURES: dict[str, str] = {
     "AquilaForCausalLM": "llama:llama",
     "AquilaModel": "llama:llama",
     "ArceeForCausalLM": "llama:arcee",
+    "ArcticForCausalLM": "own_code:arctic",
     "AriaTextForCausalLM": "moe:aria",
     "AXK1ForCausalLM": "deepseek:axk1",
     "AXK2ForCausalLM": "mla:axk2",

@@ -27,6 +27,7 @@ Layout = Literal[
     "prenorm_ffn_only",
     "scaled_post",
     "gated_cross",
+    "early_experts",
 ]
 
 
@@ -714,6 +715,7 @@ class Block(Record):
     scaled_post       y = n(x); x = y * s0 + a(y) * s1, then the same with f (``post_scales``)
     gated_cross       pre with a learned gate on each branch; skipped in a prompt without images,
                       and its feed-forward by tokens before the first image
+    early_experts     pre; e(n(x)) of what x was before the mixer joins last, e being deferred_moe
     """
 
     mixer: (
@@ -732,7 +734,7 @@ class Block(Record):
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
     deferred_moe: Moe | None = None  # experts on the feed-forward's input whose output is added
-    # one block later
+    # one block later; of layout early_experts: on the block's input
     parallel_moe: Moe | None = None  # of layout sandwich: experts on the residual, with norms of
     # their own; their output is added to the feed-forward's before the last norm
     post_scales: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout scaled_post

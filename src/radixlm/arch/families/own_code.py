@@ -1,6 +1,6 @@
-"""More models that came with their own code: Jais (arXiv:2308.16149), Ling 2.5, MiMo V2, Ouro
-(arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, TeleChat 2 (arXiv:2507.18013), and the
-first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
+"""More models that came with their own code: Arctic, Jais (arXiv:2308.16149), Ling 2.5, MiMo V2,
+Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, TeleChat 2 (arXiv:2507.18013), and
+the first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
 model."""
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
 from radixlm.arch.families.custom import bailing_experts, bailing_moe_v2, bailing_names
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.gpt import falcon
+from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.families.mla import BAILING
 from radixlm.arch.families.phi import stablelm
-from radixlm.arch.names import LAYER, SANDWICH, Named, Names
+from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
 from radixlm.arch.spec import (
     AttentionExtras,
+    Block,
     Decoder,
     HierarchicalRecurrence,
     Mlp,
@@ -276,3 +278,34 @@ def stablelm_epoch(c: Config) -> Decoder:
             use_parallel_residual=False,
         )
     )
+
+
+def arctic(c: Config) -> Decoder:
+    """A layer with experts has a small feed-forward beside them; the experts read what came before
+    the attention."""
+    c.refuse("hidden_act", "silu")
+    every, dense = c.get("moe_layer_frequency", 2), b.mlp(c)
+    has_both = c.get("parallel_attn_mlp_res", c.get("use_residual", False))
+    sparse = b.moe(c, inner=c.intermediate_size, renorm=c.num_experts_per_tok > 1)
+    described = b.build_decoder(c, b.attention(c), names=_ARCTIC)
+
+    def block(i: int, plain: Block) -> Block:
+        if (i + 1) % every:
+            return replace(plain, ffn=dense)
+        if not has_both:
+            return replace(plain, ffn=sparse)
+        beside = replace(dense, inner=c.hidden_size)
+        return replace(plain, ffn=beside, layout="early_experts", deferred_moe=sparse)
+
+    blocks = tuple(block(i, plain) for i, plain in enumerate(described.blocks))
+    return replace(described, blocks=blocks)
+
+
+_BESIDE, _SPARSE = LAYER + "residual_mlp.", LAYER + "block_sparse_moe.mlp."
+_ARCTIC: Names = {
+    **W1_W3_W2,
+    "norm2": AnyOf(LAYER + "residual_layernorm", LAYER + "post_attention_layernorm"),
+    "norm3": LAYER + "post_attention_layernorm",
+    "ffn.up": AnyOf((_BESIDE + "w1", _BESIDE + "w3"), (_SPARSE + "w1", _SPARSE + "w3")),
+    "ffn.down": AnyOf(_BESIDE + "w2", _SPARSE + "w2"),
+}
