@@ -223,6 +223,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLMEpochForCausalLM": "own_code:stablelm_epoch",
     "StableLmForCausalLM": "phi:stablelm",
     "Starcoder2ForCausalLM": "phi:starcoder2",
+    "Step1ForCausalLM": "own_code:step1",
     "Step3p5ForCausalLM": "step:step3p5",
     "Step3TextForCausalLM": "published:step3",
     "Step3VLForConditionalGeneration": "published:step3",

@@ -138,6 +138,7 @@ class AttentionExtras(Record):
 
     v_dim: int = 0  # channels of a value head; 0 = head_dim
     alibi_slopes: tuple[float, ...] = ()  # a head each: slope * (key - query position) is added
+    alibi_of_root: bool = False  # slope * -sqrt(query - key position) instead
     attention_chunk_size: int = 0  # a token sees only its own chunk of this many positions
     clip_qkv: float = 0.0  # q, k and v are clamped to +- this number
     clip_after_norm: bool = False  # after the norms of q and k, not before

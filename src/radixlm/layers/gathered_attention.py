@@ -178,6 +178,11 @@ def attend_parts(
     return head_averages(scores.masked_fill(~mask, -torch.inf), chunk.v_NKV, site.sinks)
 
 
+def causal_choice(chunk: IndexChunk) -> Tensor:
+    """All tokens up to the query."""
+    return chunk.causal_QN
+
+
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:
     """The keys that a layer of block-sparse attention reads."""
 

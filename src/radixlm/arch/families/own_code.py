@@ -1,6 +1,6 @@
 """More models that came with their own code: Arctic, Jais (arXiv:2308.16149), Ling 2.5, MiMo V2,
-Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, TeleChat 2 (arXiv:2507.18013), and
-the first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
+Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, Step 1, TeleChat 2 (arXiv:2507.18013),
+and the first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
 model."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from radixlm.arch.families.gpt import falcon
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.families.mla import BAILING
 from radixlm.arch.families.phi import stablelm
-from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
+from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names, untied
 from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
 from radixlm.arch.spec import (
     AttentionExtras,
@@ -309,3 +309,19 @@ _ARCTIC: Names = {
     "ffn.up": AnyOf((_BESIDE + "w1", _BESIDE + "w3"), (_SPARSE + "w1", _SPARSE + "w3")),
     "ffn.down": AnyOf(_BESIDE + "w2", _SPARSE + "w2"),
 }
+
+
+def step1(c: Config) -> Decoder:
+    """Llama with ALiBi of the distance's square root in place of a rotation (Step-Audio)."""
+    bias = c.attention_bias
+    extras = AttentionExtras(alibi_slopes=alibi_slopes(c.num_attention_heads), alibi_of_root=True)
+    mixer = b.attention(
+        c,
+        kv_heads=c.get("num_attention_groups"),
+        rope=None,
+        qkv_bias=bias,
+        o_bias=bias,
+        extras=extras,
+    )
+    described = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
+    return described if c.is_explicit("tie_word_embeddings") else untied(described)
