@@ -169,6 +169,7 @@ ARCHITECTURES: dict[str, str] = {
     "MllamaForCausalLM": "mllama:mllama",
     "ModernBertDecoderForCausalLM": "gpt:modernbert_decoder",
     "ModernBertDecoderForSequenceClassification": "heads:modernbert_decoder_classifier",
+    "MotifForCausalLM": "own_code:motif",
     "MPTForCausalLM": "alibi:mpt",
     "MptForCausalLM": "alibi:mpt",
     "MuseGlimmerForCausalLM": "muse:muse_glimmer",

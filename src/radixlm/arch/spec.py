@@ -15,7 +15,16 @@ from typing import Annotated, Literal
 from radixlm.base.record import Record, field
 
 Activation = Literal[
-    "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "gelu_quick",
+    "relu",
+    "relu2",
+    "swiglu_oai",
+    "xielu",
+    "tanh",
+    "poly_norm",
 ]
 Layout = Literal[
     "pre",
@@ -162,7 +171,7 @@ class AttentionExtras(Record):
     indexer: BlockIndexer | None = None
     # differential attention (arXiv:2410.05258): the two halves of the heads attend apart, both over
     # the values of both, and a learned share of the second is subtracted; its initial value, 0 = no
-    diff_lambda_init: float = 0.0
+    diff_lambda_init: Annotated[float, "may be negative"] = 0.0
     # dynamic mask attention (arXiv:2508.02124): scores gain exp(a * softplus(.)) of a learned map
     # of the token's values, one number a KV head; a query reads this many with the largest; 0 = no
     dynamic_mask_topk: int = 0

@@ -1,9 +1,11 @@
 """More models that came with their own code: Arctic, Jais (arXiv:2308.16149), Ling 2.5, MiMo V2,
-Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, Step 1, TeleChat 2 (arXiv:2507.18013),
-and the first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
-model."""
+Motif (arXiv:2508.09148, arXiv:2511.07464), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
+Param 2, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM. The
+tests write their computation out, or rename a Hugging Face model."""
 
 from __future__ import annotations
+
+import math
 
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
@@ -14,9 +16,10 @@ from radixlm.arch.families.gpt import falcon
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.families.mla import BAILING
 from radixlm.arch.families.phi import stablelm
-from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names, untied
-from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
+from radixlm.arch.names import LAYER, SANDWICH, SPLIT_QKV, AnyOf, Named, Names, untied
+from radixlm.arch.recipes import DifferentialHeads, QueriesThenPairs, Scaled, transposed_pair
 from radixlm.arch.spec import (
+    Attention,
     AttentionExtras,
     Block,
     Decoder,
@@ -325,3 +328,35 @@ def step1(c: Config) -> Decoder:
     )
     described = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
     return described if c.is_explicit("tie_word_embeddings") else untied(described)
+
+
+def motif(c: Config) -> Decoder:
+    """Differential attention, of 12.7B with one subtracted head for several others; its rows are
+    repeated for each of them. Motif 3 has latent attention and is another model."""
+    c.refuse("kv_lora_rank")
+    c.refuse("use_sliding_window", False)
+    c.refuse("k_ratio", 1)
+    heads, dim, kv_heads = c.num_attention_heads, b.head_dim(c), c.num_key_value_heads
+    groups = c.get("num_noise_heads") or heads // 2
+    ratio = heads // groups - 1
+    if heads % groups or ratio < 1 or not kv_heads or kv_heads % 2:
+        raise c.error("num_attention_heads", f"= {heads} with {kv_heads} key-value heads is odd")
+    bias = bool(c.attention_bias or c.get("use_bias", False))
+    norm = Norm(c.get("attn_rms_norm_eps", 1e-5))
+
+    def mixer(i: int) -> Attention:
+        first = 0.8 - 0.6 * math.exp(-0.3 * (i - 1))
+        extras = AttentionExtras(
+            v_dim=2 * dim, diff_lambda_init=first, out_norm=norm, out_norm_heads=True
+        )
+        count = 2 * groups * ratio
+        return b.attention(c, heads=count, qkv_bias=bias, o_bias=bias, extras=extras)
+
+    act = "poly_norm" if c.hidden_act == "poly_norm" else b.activation(c)
+    names: Names = {
+        "mixer.qkv": Named(SPLIT_QKV, DifferentialHeads(groups, ratio, kv_heads, dim)),
+        "mixer.out_norm": _ATTENTION + "subln",
+        "ffn.poly": LAYER + "mlp.act_fn",
+    }
+    ffn = Mlp(c.intermediate_size, act, bias=bool(c.get("use_bias", False)))
+    return b.build_decoder(c, mixer, ffn, names=names)
