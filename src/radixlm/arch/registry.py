@@ -125,6 +125,7 @@ ARCHITECTURES: dict[str, str] = {
     "InternLM3ForCausalLM": "llama:internlm3",
     "InternLMForCausalLM": "custom:internlm",
     "IQuestCoderForCausalLM": "llama:llama",
+    "IQuestLoopCoderForCausalLM": "own_code:iquest_loop_coder",
     "Jais2ForCausalLM": "llama:jais2",
     "JAISLMHeadModel": "own_code:jais",
     "JambaForCausalLM": "hybrid:jamba",

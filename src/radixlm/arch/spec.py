@@ -178,6 +178,9 @@ class AttentionExtras(Record):
     experts: int = 0  # of the q and o projections; a token takes heads / kv_heads of them (JetMoe)
     q_rank: int = 0  # q is projected down to this width, normalized and up; 0 = one projection
     q_rank_norm: Norm | None = None
+    # of blocks that run several times (HierarchicalRecurrence): a later run has keys of its own
+    # with this window; a gate of each head weighs what they give against the first run's keys
+    later_window: int = 0
     is_causal: bool = False  # causal even where tokens of an image see one another in other layers
 
 
@@ -903,6 +906,7 @@ class HierarchicalRecurrence(Record):
     inner: int
     size: int
     stacks: tuple[str, str]
+    norms_each: bool = True  # or the last run alone
 
     @property
     def runs(self) -> tuple[int, ...]:

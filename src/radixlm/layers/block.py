@@ -32,6 +32,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import RelativeAttentionLayer
 from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.linear import Linear
+from radixlm.layers.looped_attention import LoopedAttentionLayer
 from radixlm.layers.mixers import SquareLinearLayer, emit_mixer, make_mixer, site_of_mixer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.modality_moe import ModalityMoeLayer
@@ -265,6 +266,9 @@ class BlockLayer(Module):
         if (mixer.site.group, mixer.site.layer) == place:
             return self
         block = copy(self)
+        if isinstance(mixer, LoopedAttentionLayer):
+            block.mixer = mixer.of_later_run(place)
+            return block
         block.mixer = copy(mixer)
         block.mixer.site = replace(mixer.site, group=group, layer=row)
         return block

@@ -1,5 +1,5 @@
-"""More models that came with their own code: Arctic, Jais (arXiv:2308.16149), Ling 2.5, MiMo V2,
-Motif (arXiv:2508.09148, arXiv:2511.07464), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
+"""More models that came with their own code: Arctic, IQuest LoopCoder, Jais (arXiv:2308.16149),
+Ling 2.5, MiMo V2, Motif (arXiv:2510.06949), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
 Param 2, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM. The
 tests write their computation out, or rename a Hugging Face model."""
 
@@ -108,6 +108,26 @@ def ouro(c: Config) -> Decoder:
         layout="sandwich",
         cycles=HierarchicalRecurrence(times, 0, size, ("", "")),
         names=names,
+    )
+
+
+def iquest_loop_coder(c: Config) -> Decoder:
+    """Llama whose layers run twice or more; later runs read the first run's keys too."""
+    times, size, window = c.get("loop_num", 2), c.num_hidden_layers, c.get("loop_window_size", 64)
+    if not isinstance(times, int) or not 2 <= times <= 64:
+        raise c.error("loop_num", f"= {times!r} must be a small integer above 1")
+    c.refuse("dual_chunk_attention_config")
+    c.refuse("plt_gate_use_hidden_states", False)
+    bias = c.attention_bias
+    first = b.attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(later_window=window))
+    later = replace(first, window=window)
+    gate = "model.gate_projections.{i}."
+    return b.build_decoder(
+        c.replace(num_hidden_layers=size * times),
+        lambda i: later if i >= size else first,
+        b.mlp(c, bias=c.mlp_bias),
+        cycles=HierarchicalRecurrence(times, 0, size, ("", ""), norms_each=False),
+        names={"mixer.run_gate": gate + "weight", "mixer.run_bias": gate + "bias"},
     )
 
 
