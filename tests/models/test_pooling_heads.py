@@ -168,6 +168,24 @@ def test_a_causal_model_may_attend_to_the_whole_text(tmp_path: Path) -> None:
     assert got != pytest.approx(expected(made("Qwen2Model"), text), abs=1e-2)
 
 
+def test_voyage_projects_the_mean_of_a_bidirectional_qwen(tmp_path: Path) -> None:
+    folder, text = copy_tiny(made("Qwen3Model"), tmp_path / "m"), prompts("voyage")[0]
+    model = transformers.Qwen3Model.from_pretrained(folder, attn_implementation="eager").eval()
+    mask = torch.zeros(1, 1, len(text), len(text))
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([text]), attention_mask=mask).last_hidden_state[0]
+    projection = linear("linear", 96, bias=False)
+    held = {f"model.{name}": t for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(held | projection, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["VoyageQwen3BidirectionalEmbedModel"], "num_labels": 96}
+    (folder / "config.json").write_text(json.dumps(config))
+    with engine(folder) as served:
+        got = served.encode(input_ids=text)["embedding"]
+    wanted = F.normalize(apply(projection, "linear", out.mean(0)), dim=0)
+    assert got == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
 def test_models_without_bidirectional_attention_are_refused(tmp_path: Path) -> None:
     folder = copy_tiny(made("GptOssModel"), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())

@@ -237,6 +237,7 @@ ARCHITECTURES: dict[str, str] = {
     "TorchNativeLlamaForCausalLM": "llama:llama",
     "TorchNativePhi3ForCausalLM": "phi:phi3",
     "VaultGemmaForCausalLM": "gemma:vault_gemma",
+    "VoyageQwen3BidirectionalEmbedModel": "heads:voyage",
     "XGLMForCausalLM": "alibi:xglm",
     "xLSTMForCausalLM": "xlstm:xlstm",
     "XverseForCausalLM": "custom:xverse",
