@@ -214,6 +214,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen4ExpForCausalLM": "qwen4:qwen4_exp",
     "QWenLMHeadModel": "custom:qwen1",
     "RecurrentGemmaForCausalLM": "linear:recurrent_gemma",
+    "Rnj1ForCausalLM": "own_code:rnj1",
     "RWForCausalLM": "own_code:refined_web",
     "RwkvForCausalLM": "rwkv:rwkv",
     "SarvamMLAForCausalLM": "sarvam:sarvam_mla",

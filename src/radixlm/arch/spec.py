@@ -149,6 +149,7 @@ class AttentionExtras(Record):
     alibi_slopes: tuple[float, ...] = ()  # a head each: slope * (key - query position) is added
     alibi_of_root: bool = False  # slope * -sqrt(query - key position) instead
     attention_chunk_size: int = 0  # a token sees only its own chunk of this many positions
+    chunk_lookback: int = 0  # and so many chunks before it
     clip_qkv: float = 0.0  # q, k and v are clamped to +- this number
     clip_after_norm: bool = False  # after the norms of q and k, not before
     norm_after_rope: bool = False

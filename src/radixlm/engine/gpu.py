@@ -114,6 +114,7 @@ def reads_on_host(block: spec.Block) -> str:
             or extras.dynamic_mask_topk
             or extras.dual_chunk
             or extras.alibi_of_root
+            or extras.chunk_lookback
         )
     ):
         return "sparse attention layers gather what they read on the host"

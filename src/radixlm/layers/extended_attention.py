@@ -33,6 +33,7 @@ from radixlm.layers.gathered_attention import (
     attend_gathered,
     block_sparse_choice,
     causal_choice,
+    chunk_choice,
 )
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
@@ -146,9 +147,11 @@ class ExtendedAttentionLayer(Module):
 
     def finish(self) -> None:
         spec, extras = self.spec, self.extras
-        self._choose = (
-            block_sparse_choice(extras.block_sparse, spec.heads) if extras.block_sparse else None
-        )
+        self._choose = None
+        if extras.block_sparse:
+            self._choose = block_sparse_choice(extras.block_sparse, spec.heads)
+        elif extras.chunk_lookback:
+            self._choose = chunk_choice(extras.attention_chunk_size, extras.chunk_lookback)
         self._runs = (1, 1)
         if extras.block_sparse is not None:
             self._runs = (spec.heads, extras.block_sparse.size)

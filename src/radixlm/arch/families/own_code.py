@@ -1,7 +1,7 @@
 """More models that came with their own code: Arctic, IQuest LoopCoder, Jais (arXiv:2308.16149),
 Ling 2.5, MiMo V2, Motif (arXiv:2510.06949), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
-Param 2, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM. The
-tests write their computation out, or rename a Hugging Face model."""
+Param 2, Rnj-1, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM.
+The tests write their computation out, or rename a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -380,3 +380,44 @@ def motif(c: Config) -> Decoder:
     }
     ffn = Mlp(c.intermediate_size, act, bias=bool(c.get("use_bias", False)))
     return b.build_decoder(c, mixer, ffn, names=names)
+
+
+def rnj1(c: Config) -> Decoder:
+    """Gemma 3 with chunks in place of windows: a token sees its own chunk, of half a
+    ``sliding_window``, and the one before it."""
+    ropes, dim, norm = c.rope_parameters, b.head_dim(c), b.rms(c, offset=1.0)
+    kinds = c.layer_types or ["full_attention"] * c.num_hidden_layers
+    has_types = "rope_type" not in ropes
+
+    def mixer(i: int) -> Attention:
+        kind = kinds[i]
+        if kind not in ("full_attention", "chunked_attention"):
+            raise c.error("layer_types", f"has the unknown type {kind!r} at layer {i}")
+        if has_types and not ropes.get(kind):
+            raise c.error("rope_parameters", f"lacks {kind!r}")
+        is_chunked = kind == "chunked_attention"
+        if is_chunked and (c.sliding_window or 0) < 2:
+            raise c.error("sliding_window", f"= {c.sliding_window!r} must be above 1")
+        size = (c.sliding_window or 0) // 2
+        chunks = AttentionExtras(attention_chunk_size=size, chunk_lookback=1)
+        return b.attention(
+            c,
+            rope=b.rope(c, dim, kind if has_types else ""),
+            qkv_bias=c.attention_bias,
+            o_bias=c.attention_bias,
+            scale=c.query_pre_attn_scalar**-0.5,
+            qk_norm="head",
+            qk_norm_spec=norm,
+            extras=chunks if is_chunked else None,
+        )
+
+    return b.build_decoder(
+        c,
+        mixer,
+        b.mlp(c, act="hidden_activation"),
+        norm,
+        layout="sandwich",
+        embed_scale=c.hidden_size**0.5,
+        logit_softcap=c.get("final_logit_softcapping", 0.0),
+        names=SANDWICH,
+    )
