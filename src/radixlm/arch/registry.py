@@ -131,6 +131,7 @@ ARCHITECTURES: dict[str, str] = {
     "JambaForCausalLM": "hybrid:jamba",
     "JetMoeForCausalLM": "ctrl_doge_jetmoe:jetmoe",
     "JetNemotronForCausalLM": "jet_nemotron:jet_nemotron",
+    "JinaEmbeddingsV5Model": "heads:jina_v5",
     "KimiLinearForCausalLM": "linear:kimi_linear",
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
@@ -391,6 +392,9 @@ MTP_LAYERS: dict[str, str] = {
     "Step3p7ForConditionalGeneration": "drafts:step",
 }
 
+# Architectures whose checkpoints hold an adapter for each of several tasks (adapters/<task>) ->
+# the key of config.json that says which one is merged, and what it is when left out.
+TASK_ADAPTERS: dict[str, tuple[str, str]] = {"JinaEmbeddingsV5Model": ("jina_task", "retrieval")}
 # Model types for which transformers has a config and runs the class of another model.
 BORROWED_CLASSES: dict[str, str] = {
     "sarvam_mla": "SarvamMLAForCausalLM",

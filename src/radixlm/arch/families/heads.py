@@ -66,6 +66,11 @@ def _averaged_llama(c: Config) -> tuple[Decoder, str]:
     return with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling
 
 
+def jina_v5(c: Config) -> Decoder:
+    """A Qwen 3 with the adapter of one task, see ``registry.TASK_ADAPTERS``."""
+    return vectors(c, body("Qwen3ForCausalLM", c))
+
+
 def voyage(c: Config) -> Decoder:
     """A bidirectional Qwen 3 whose mean vector is projected; 2048 channels unless the config has
     another number."""
