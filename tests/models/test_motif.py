@@ -20,6 +20,9 @@ from tests.models.reference_math import (
 )
 from torch import Tensor
 
+from radixlm.arch.hf import describe
+from radixlm.base.errors import CheckpointError
+
 DIM, WIDTH, INNER, VOCAB, KV_HEADS = 96, 16, 48, 100, 4
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
@@ -96,3 +99,12 @@ def test_motif(tmp_path: Path, noise_heads: int | None) -> None:
         shapes |= {f"{at}mlp.act_fn.weight": (3,), f"{at}mlp.act_fn.bias": (1,)}
         shapes[at + "mlp.down_proj.weight"] = (DIM, INNER)
     check(tmp_path, Motif(checkpoint(tmp_path, config, shapes), ratio))
+
+
+@pytest.mark.parametrize(("heads_of", "kv_heads", "noise"), [(6, 3, 3), (6, 3, 2), (6, 6, 2), (6, 4, 4)])
+def test_heads_that_do_not_pair_are_refused(heads_of: int, kv_heads: int, noise: int) -> None:
+    config = {"architectures": ["MotifForCausalLM"], "num_attention_heads": heads_of}
+    config |= {"hidden_size": DIM, "num_key_value_heads": kv_heads, "num_noise_heads": noise}
+    config |= {"intermediate_size": INNER, "num_hidden_layers": 1, "vocab_size": VOCAB}
+    with pytest.raises(CheckpointError, match="does not fit"):
+        describe(config)

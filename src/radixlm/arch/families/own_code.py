@@ -34,6 +34,14 @@ _H = "transformer.h.{i}."
 _ATTENTION, _BAILING = LAYER + "self_attn.", LAYER + "attention."
 
 
+def _count(c: Config, key: str, usual: int, most: int = 2**31) -> int:
+    """config[key], a positive integer."""
+    value = c.get(key, usual)
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise c.error(key, f"= {value!r} must be an integer from 1 to {most}")
+    return value
+
+
 def telechat2(c: Config) -> Decoder:
     """Llama with biases of the projections back; keys and values are stored head by head."""
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
@@ -93,9 +101,7 @@ def pangu_ultra_moe(c: Config) -> Decoder:
 
 def ouro(c: Config) -> Decoder:
     """A stack of blocks that runs several times, each time to its end."""
-    times = c.get("total_ut_steps", 4)
-    if not isinstance(times, int) or not 1 <= times <= 64:
-        raise c.error("total_ut_steps", f"= {times!r} must be a small positive integer")
+    times = _count(c, "total_ut_steps", 4, most=64)
     c.refuse("use_sliding_window", False)
     names: Names = {
         "norm2": LAYER + "input_layernorm_2",
@@ -113,9 +119,8 @@ def ouro(c: Config) -> Decoder:
 
 def iquest_loop_coder(c: Config) -> Decoder:
     """Llama whose layers run twice or more; later runs read the first run's keys too."""
-    times, size, window = c.get("loop_num", 2), c.num_hidden_layers, c.get("loop_window_size", 64)
-    if not isinstance(times, int) or not 2 <= times <= 64:
-        raise c.error("loop_num", f"= {times!r} must be a small integer above 1")
+    times, size = _count(c, "loop_num", 2, most=64), c.num_hidden_layers
+    window = _count(c, "loop_window_size", 64)
     c.refuse("dual_chunk_attention_config")
     c.refuse("plt_gate_use_hidden_states", False)
     bias = c.attention_bias
@@ -307,7 +312,7 @@ def arctic(c: Config) -> Decoder:
     """A layer with experts has a small feed-forward beside them; the experts read what came before
     the attention."""
     c.refuse("hidden_act", "silu")
-    every, dense = c.get("moe_layer_frequency", 2), b.mlp(c)
+    every, dense = _count(c, "moe_layer_frequency", 2), b.mlp(c)
     has_both = c.get("parallel_attn_mlp_res", c.get("use_residual", False))
     sparse = b.moe(c, inner=c.intermediate_size, renorm=c.num_experts_per_tok > 1)
     described = b.build_decoder(c, b.attention(c), names=_ARCTIC)
@@ -356,11 +361,15 @@ def motif(c: Config) -> Decoder:
     c.refuse("kv_lora_rank")
     c.refuse("use_sliding_window", False)
     c.refuse("k_ratio", 1)
-    heads, dim, kv_heads = c.num_attention_heads, b.head_dim(c), c.num_key_value_heads
-    groups = c.get("num_noise_heads") or heads // 2
+    heads, dim = c.num_attention_heads, b.head_dim(c)
+    kv_heads = c.num_key_value_heads or heads
+    groups = _count(c, "num_noise_heads", max(heads // 2, 1))
     ratio = heads // groups - 1
-    if heads % groups or ratio < 1 or not kv_heads or kv_heads % 2:
-        raise c.error("num_attention_heads", f"= {heads} with {kv_heads} key-value heads is odd")
+    if heads % groups or ratio < 1 or kv_heads % 2 or 2 * groups % kv_heads:
+        raise c.error(
+            "num_attention_heads",
+            f"= {heads} does not fit {groups} noise heads and {kv_heads} key-value heads",
+        )
     bias = bool(c.attention_bias or c.get("use_bias", False))
     norm = Norm(c.get("attn_rms_norm_eps", 1e-5))
 
