@@ -101,7 +101,9 @@ def test_motif(tmp_path: Path, noise_heads: int | None) -> None:
     check(tmp_path, Motif(checkpoint(tmp_path, config, shapes), ratio))
 
 
-@pytest.mark.parametrize(("heads_of", "kv_heads", "noise"), [(6, 3, 3), (6, 3, 2), (6, 6, 2), (6, 4, 4)])
+@pytest.mark.parametrize(
+    ("heads_of", "kv_heads", "noise"), [(6, 3, 3), (6, 3, 2), (6, 6, 2), (6, 4, 4)]
+)
 def test_heads_that_do_not_pair_are_refused(heads_of: int, kv_heads: int, noise: int) -> None:
     config = {"architectures": ["MotifForCausalLM"], "num_attention_heads": heads_of}
     config |= {"hidden_size": DIM, "num_key_value_heads": kv_heads, "num_noise_heads": noise}
