@@ -43,9 +43,9 @@ as a decoder, ModernBERT, Dory, and CTRL, JetMoe, Llama 4, DeepSeek V3, Gemma 3n
 GPT-2 besides their rows. Refused by name: models with other states or attention (RWKV, xLSTM,
 CPM-Ant, GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
 
-Layers that choose what they read (`Indexer`, `BlockIndexer`) or that read compressed KV
-(`CompressedSparseAttention` of DeepSeek V4) gather keys sequence by sequence in plain torch, which
-is exact but slow.
+Layers that choose what they read (`Indexer`, `BlockIndexer`), that read compressed KV
+(`CompressedSparseAttention` of DeepSeek V4) or have a mask of their own (Step 1, chunked layers of
+Rnj-1) gather keys sequence by sequence in plain torch, which is exact but slow.
 """
 NOT_BUILT = """
 Prediction layers that are not built, and why:

@@ -46,6 +46,13 @@ def test_folders_of_sentence_transformers() -> None:
     assert set(choose(names, Wanted())) == set(names) - {"2_Dense/pytorch_model.bin"}
 
 
+def test_adapters_of_tasks() -> None:
+    own = [f"adapters/clustering/adapter_{end}" for end in ("config.json", "model.safetensors")]
+    names = [*SMALL, "model.safetensors", *own, "adapters/clustering/optimizer.pt"]
+    assert set(own) <= set(choose(names, Wanted()))
+    assert "adapters/clustering/optimizer.pt" not in choose(names, Wanted())
+
+
 def test_a_tokenizer_and_an_adapter_bring_no_model() -> None:
     names = [*SMALL, "model.safetensors", "adapter_config.json", "adapter_model.safetensors"]
     assert "model.safetensors" not in choose(names, Wanted("tokenizer"))

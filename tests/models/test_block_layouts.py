@@ -79,3 +79,9 @@ def test_feed_forwards_in_every_layout(layout: Layout, ffn: str, tmp_path: Path)
     positions = (66, 2) if layout == "pre" else None
     decoder = Decoder(70, 48, blocks, RMS, 64, tied=True, positions=positions, logit_scale=0.5)
     assert check(decoder, tmp_path)
+
+
+def test_early_experts_beside_plain_layers(tmp_path: Path) -> None:
+    early = Block(PLAIN, DENSE, RMS, "early_experts", deferred_moe=Moe(5, 2, 20, "silu"))
+    decoder = Decoder(70, 48, (early, Block(PLAIN, DENSE, RMS), early), RMS, 64)
+    assert check(decoder, tmp_path)

@@ -25,7 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from radixlm.arch.registry import ARCHITECTURES
-from radixlm.base.errors import CheckpointError, InvalidRequest, PromptTooLong
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
 
 DIM, MARK = 64, 7
 Tensors = dict[str, Tensor]
@@ -166,6 +166,77 @@ def test_a_causal_model_may_attend_to_the_whole_text(tmp_path: Path) -> None:
         assert served.encode(input_ids=text)["embedding"] == got
     assert got == pytest.approx(F.normalize(out[-1], dim=0).tolist(), abs=1e-4)
     assert got != pytest.approx(expected(made("Qwen2Model"), text), abs=1e-2)
+
+
+def test_voyage_projects_the_mean_of_a_bidirectional_qwen(tmp_path: Path) -> None:
+    folder, text = copy_tiny(made("Qwen3Model"), tmp_path / "m"), prompts("voyage")[0]
+    model = transformers.Qwen3Model.from_pretrained(folder, attn_implementation="eager").eval()
+    mask = torch.zeros(1, 1, len(text), len(text))
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([text]), attention_mask=mask).last_hidden_state[0]
+    projection = linear("linear", 96, bias=False)
+    held = {f"model.{name}": t for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(held | projection, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["VoyageQwen3BidirectionalEmbedModel"], "num_labels": 96}
+    (folder / "config.json").write_text(json.dumps(config))
+    with engine(folder) as served:
+        got = served.encode(input_ids=text)["embedding"]
+    wanted = F.normalize(apply(projection, "linear", out.mean(0)), dim=0)
+    assert got == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def _with_tasks(folder: Path, *tasks: str) -> Tensors:
+    """Make the folder a Jina v5 checkpoint; what the first task's adapter adds, by weight."""
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["JinaEmbeddingsV5Model"]
+    (folder / "config.json").write_text(json.dumps(config))
+    held, added = load_file(folder / "model.safetensors"), Tensors()
+    for number, task in enumerate(tasks):
+        place, tensors = folder / "adapters" / task, Tensors()
+        place.mkdir(parents=True)
+        said = {"peft_type": "LORA", "r": 2, "lora_alpha": 6}
+        (place / "adapter_config.json").write_text(json.dumps(said))
+        for name in [one for one in held if "layers.0" in one and "q_proj" in one]:
+            stem = "base_model.model." + name.removeprefix("model.").removesuffix(".weight")
+            rows, columns = held[name].shape
+            a, b = (
+                linear("x", *shape, bias=False)["x.weight"] for shape in ((2, columns), (rows, 2))
+            )
+            tensors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b * (number + 1)}
+            added.setdefault(name, 3.0 * (b @ a))
+        save_file(tensors, place / "adapter_model.safetensors")
+    return added
+
+
+def test_jina_v5_merges_the_adapter_of_its_task(tmp_path: Path) -> None:
+    folder, text = copy_tiny(made("Qwen3Model"), tmp_path / "m"), prompts("jina")[0]
+    added = _with_tasks(folder, "retrieval", "clustering")
+    assert added
+    model = transformers.Qwen3Model.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for name, more in added.items():
+            model.get_parameter(name.removeprefix("model.")).add_(more)
+        out = model(input_ids=torch.tensor([text])).last_hidden_state[0, -1]
+    with engine(folder) as served:
+        got = served.encode(input_ids=text)["embedding"]
+    assert got == pytest.approx(F.normalize(out, dim=0).tolist(), abs=1e-4)
+    path = folder / "config.json"
+    plain = path.read_text()
+    path.write_text(json.dumps(json.loads(plain) | {"jina_task": "clustering"}))
+    with engine(folder) as served:
+        assert served.encode(input_ids=text)["embedding"] != pytest.approx(got, abs=1e-3)
+    path.write_text(json.dumps(json.loads(plain) | {"jina_task": "typing"}))
+    with pytest.raises(CheckpointError, match="adapters: clustering, retrieval"), engine(folder):
+        pass
+
+
+def test_the_task_of_an_adapter_stands_in_config_json(tmp_path: Path) -> None:
+    folder = copy_tiny(made("Qwen3Model"), tmp_path / "m")
+    _with_tasks(folder, "retrieval")
+    task = json.dumps({"jina_task": "retrieval"})
+    with pytest.raises(ConfigError, match="jina_task"):
+        engine(folder, json_model_override_args=task)
 
 
 def test_models_without_bidirectional_attention_are_refused(tmp_path: Path) -> None:

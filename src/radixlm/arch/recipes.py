@@ -188,6 +188,27 @@ class QueriesThenPairs(Record):
         return cat([tensor[:rows], pairs(tensor[rows:], cat)], 0)
 
 
+class DifferentialHeads(Record):
+    """Rows [q][k][v], q in ``groups`` of ``ratio`` heads and one that is subtracted from each of
+    them, k and v in pairs -> in each the first heads of all groups, then the others, those of q
+    repeated ``ratio`` times."""
+
+    groups: int
+    ratio: int
+    kv_heads: int
+    dim: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        dim, rest, per_group = self.dim, tuple(tensor.shape[1:]), self.ratio + 1
+        rows = self.groups * per_group * dim
+        q = tensor[:rows].reshape(self.groups, per_group, dim, *rest)
+        repeated = cat([q[:, self.ratio :]] * self.ratio, 1)
+        parts = [part.reshape(-1, *rest) for part in (q[:, : self.ratio], repeated)]
+        pairs = GroupedParts(self.kv_heads // 2, (dim, dim), (0, 1))
+        middle = rows + self.kv_heads * dim
+        return cat([*parts, pairs(tensor[rows:middle], cat), pairs(tensor[middle:], cat)], 0)
+
+
 class ScaleRows(Record):
     """Runs of rows (count, factor), each times its factor; all of a matrix times ``inputs``, which
     multiplies what it reads and so no bias."""

@@ -24,6 +24,7 @@ ARCHITECTURES: dict[str, str] = {
     "AquilaForCausalLM": "llama:llama",
     "AquilaModel": "llama:llama",
     "ArceeForCausalLM": "llama:arcee",
+    "ArcticForCausalLM": "own_code:arctic",
     "AriaTextForCausalLM": "moe:aria",
     "AXK1ForCausalLM": "deepseek:axk1",
     "AXK2ForCausalLM": "mla:axk2",
@@ -124,11 +125,13 @@ ARCHITECTURES: dict[str, str] = {
     "InternLM3ForCausalLM": "llama:internlm3",
     "InternLMForCausalLM": "custom:internlm",
     "IQuestCoderForCausalLM": "llama:llama",
+    "IQuestLoopCoderForCausalLM": "own_code:iquest_loop_coder",
     "Jais2ForCausalLM": "llama:jais2",
     "JAISLMHeadModel": "own_code:jais",
     "JambaForCausalLM": "hybrid:jamba",
     "JetMoeForCausalLM": "ctrl_doge_jetmoe:jetmoe",
     "JetNemotronForCausalLM": "jet_nemotron:jet_nemotron",
+    "JinaEmbeddingsV5Model": "heads:jina_v5",
     "KimiLinearForCausalLM": "linear:kimi_linear",
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
@@ -168,6 +171,7 @@ ARCHITECTURES: dict[str, str] = {
     "MllamaForCausalLM": "mllama:mllama",
     "ModernBertDecoderForCausalLM": "gpt:modernbert_decoder",
     "ModernBertDecoderForSequenceClassification": "heads:modernbert_decoder_classifier",
+    "MotifForCausalLM": "own_code:motif",
     "MPTForCausalLM": "alibi:mpt",
     "MptForCausalLM": "alibi:mpt",
     "MuseGlimmerForCausalLM": "muse:muse_glimmer",
@@ -211,6 +215,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen4ExpForCausalLM": "qwen4:qwen4_exp",
     "QWenLMHeadModel": "custom:qwen1",
     "RecurrentGemmaForCausalLM": "linear:recurrent_gemma",
+    "Rnj1ForCausalLM": "own_code:rnj1",
     "RWForCausalLM": "own_code:refined_web",
     "RwkvForCausalLM": "rwkv:rwkv",
     "SarvamMLAForCausalLM": "sarvam:sarvam_mla",
@@ -222,6 +227,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLMEpochForCausalLM": "own_code:stablelm_epoch",
     "StableLmForCausalLM": "phi:stablelm",
     "Starcoder2ForCausalLM": "phi:starcoder2",
+    "Step1ForCausalLM": "own_code:step1",
     "Step3p5ForCausalLM": "step:step3p5",
     "Step3TextForCausalLM": "published:step3",
     "Step3VLForConditionalGeneration": "published:step3",
@@ -233,6 +239,7 @@ ARCHITECTURES: dict[str, str] = {
     "TorchNativeLlamaForCausalLM": "llama:llama",
     "TorchNativePhi3ForCausalLM": "phi:phi3",
     "VaultGemmaForCausalLM": "gemma:vault_gemma",
+    "VoyageQwen3BidirectionalEmbedModel": "heads:voyage",
     "XGLMForCausalLM": "alibi:xglm",
     "xLSTMForCausalLM": "xlstm:xlstm",
     "XverseForCausalLM": "custom:xverse",
@@ -385,6 +392,9 @@ MTP_LAYERS: dict[str, str] = {
     "Step3p7ForConditionalGeneration": "drafts:step",
 }
 
+# Architectures whose checkpoints hold an adapter for each of several tasks (adapters/<task>) ->
+# the key of config.json that says which one is merged, and what it is when left out.
+TASK_ADAPTERS: dict[str, tuple[str, str]] = {"JinaEmbeddingsV5Model": ("jina_task", "retrieval")}
 # Model types for which transformers has a config and runs the class of another model.
 BORROWED_CLASSES: dict[str, str] = {
     "sarvam_mla": "SarvamMLAForCausalLM",

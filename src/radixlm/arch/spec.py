@@ -15,7 +15,16 @@ from typing import Annotated, Literal
 from radixlm.base.record import Record, field
 
 Activation = Literal[
-    "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "swiglu_oai", "xielu", "tanh"
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "gelu_quick",
+    "relu",
+    "relu2",
+    "swiglu_oai",
+    "xielu",
+    "tanh",
+    "poly_norm",
 ]
 Layout = Literal[
     "pre",
@@ -27,6 +36,7 @@ Layout = Literal[
     "prenorm_ffn_only",
     "scaled_post",
     "gated_cross",
+    "early_experts",
 ]
 
 
@@ -137,7 +147,9 @@ class AttentionExtras(Record):
 
     v_dim: int = 0  # channels of a value head; 0 = head_dim
     alibi_slopes: tuple[float, ...] = ()  # a head each: slope * (key - query position) is added
+    alibi_of_root: bool = False  # slope * -sqrt(query - key position) instead
     attention_chunk_size: int = 0  # a token sees only its own chunk of this many positions
+    chunk_lookback: int = 0  # and so many chunks before it
     clip_qkv: float = 0.0  # q, k and v are clamped to +- this number
     clip_after_norm: bool = False  # after the norms of q and k, not before
     norm_after_rope: bool = False
@@ -160,13 +172,16 @@ class AttentionExtras(Record):
     indexer: BlockIndexer | None = None
     # differential attention (arXiv:2410.05258): the two halves of the heads attend apart, both over
     # the values of both, and a learned share of the second is subtracted; its initial value, 0 = no
-    diff_lambda_init: float = 0.0
+    diff_lambda_init: Annotated[float, "may be negative"] = 0.0
     # dynamic mask attention (arXiv:2508.02124): scores gain exp(a * softplus(.)) of a learned map
     # of the token's values, one number a KV head; a query reads this many with the largest; 0 = no
     dynamic_mask_topk: int = 0
     experts: int = 0  # of the q and o projections; a token takes heads / kv_heads of them (JetMoe)
     q_rank: int = 0  # q is projected down to this width, normalized and up; 0 = one projection
     q_rank_norm: Norm | None = None
+    # of blocks that run several times (HierarchicalRecurrence): a later run has keys of its own
+    # with this window; a gate of each head weighs what they give against the first run's keys
+    later_window: int = 0
     is_causal: bool = False  # causal even where tokens of an image see one another in other layers
 
 
@@ -714,6 +729,7 @@ class Block(Record):
     scaled_post       y = n(x); x = y * s0 + a(y) * s1, then the same with f (``post_scales``)
     gated_cross       pre with a learned gate on each branch; skipped in a prompt without images,
                       and its feed-forward by tokens before the first image
+    early_experts     pre; e(n(x)) of what x was before the mixer joins last, e being deferred_moe
     """
 
     mixer: (
@@ -732,7 +748,7 @@ class Block(Record):
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
     deferred_moe: Moe | None = None  # experts on the feed-forward's input whose output is added
-    # one block later
+    # one block later; of layout early_experts: on the block's input
     parallel_moe: Moe | None = None  # of layout sandwich: experts on the residual, with norms of
     # their own; their output is added to the feed-forward's before the last norm
     post_scales: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout scaled_post
@@ -891,6 +907,7 @@ class HierarchicalRecurrence(Record):
     inner: int
     size: int
     stacks: tuple[str, str]
+    norms_each: bool = True  # or the last run alone
 
     @property
     def runs(self) -> tuple[int, ...]:

@@ -108,7 +108,14 @@ def reads_on_host(block: spec.Block) -> str:
     extras = attention.extras if isinstance(attention, spec.Attention) else None
     if is_chosen or (
         extras is not None
-        and (extras.block_sparse or extras.indexer or extras.dynamic_mask_topk or extras.dual_chunk)
+        and (
+            extras.block_sparse
+            or extras.indexer
+            or extras.dynamic_mask_topk
+            or extras.dual_chunk
+            or extras.alibi_of_root
+            or extras.chunk_lookback
+        )
     ):
         return "sparse attention layers gather what they read on the host"
     if extras is not None and extras.experts:

@@ -19,7 +19,7 @@ from radixlm.arch.hf import (
 from radixlm.arch.json_file import read_object
 from radixlm.arch.media.registry import multimodal_spec
 from radixlm.arch.media.spec import MultimodalSpec
-from radixlm.arch.registry import UnknownArchitecture
+from radixlm.arch.registry import TASK_ADAPTERS, UnknownArchitecture
 from radixlm.arch.sentence_transformers import (
     SentenceTransformersConfig,
     read_sentence_transformers,
@@ -199,6 +199,10 @@ def config_overrides(config: ServerConfig) -> dict[str, Any]:
     return overrides
 
 
+# keys that the loader of the weights reads in config.json itself
+_OF_THE_WEIGHTS = {"has_lora_adapter", *(key for key, _ in TASK_ADAPTERS.values())}
+
+
 def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
     """config.json of the model, with --json-model-override-args over it; and whether the model is
     to run by transformers: as --model-impl wants, or since no family of ours describes it."""
@@ -211,6 +215,11 @@ def _config(config: ServerConfig, folder: Path) -> tuple[Config, bool]:
         if config.model.model_impl == "radixlm" or not _is_known_elsewhere(folder):
             raise
         return load_generic(folder, overrides), True
+    if fixed := sorted(set(overrides) & _OF_THE_WEIGHTS):
+        raise ConfigError(
+            f"--json-model-override-args: {fixed[0]!r} says what the weights are; "
+            f"set it in {folder / 'config.json'}"
+        )
     if overrides:
         c = load_config(read_object(folder / "config.json") | overrides)
     return c, False

@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from radixlm.base.errors import CheckpointError
 from radixlm.hub.locate import Wanted
 
-# configs, tokenizers and chat templates; in folders those of sentence-transformers and templates
+# configs, tokenizers and chat templates; in folders those of sentence-transformers, templates and
+# adapters of tasks
 _SMALL = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
-_SMALL_FOLDERS = re.compile(r"(\d+_[^/]*|additional_chat_templates)/[^/]+$")
+_SMALL_FOLDERS = re.compile(r"(\d+_[^/]*|additional_chat_templates|adapters/[^/]+)/[^/]+$")
 _NOT_SMALL = ("trainer_state.json", "*.index.json", "README*", "LICENSE*", "model.json")
 _TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json"),
@@ -20,6 +21,7 @@ _NOT_WEIGHTS = ("consolidated*", "optimizer*", "scheduler*", "training_args*", "
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)$")
 _PICKLES = (".bin",), (".pt", ".pth")
 _ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
+_OWN_ADAPTER = re.compile(r"(adapters/[^/]+/)?adapter_model\.safetensors")  # a part of the model
 # of several quantizations without a choice, the first that is there
 _USUAL = ("q4_k_m", "q4_k_s", "q5_k_m", "q4_0", "q6_k", "q8_0", "bf16", "f16")
 
@@ -51,7 +53,7 @@ def choose(
     index = [] if wanted.load_format == "dummy" else index_names(names, wanted.load_format)
     inner = [name for name in names if re.match(r"\d+_[^/]*/[^/]+\.(safetensors|bin)$", name)]
     inner = [name for name in inner if name.endswith(".safetensors")] or inner
-    adapter = [name for name in _ADAPTER[:1] if name in names]
+    adapter = [name for name in names if _OWN_ADAPTER.fullmatch(name)]
     return list(dict.fromkeys([*small, *index, *weights, *inner, *adapter]))
 
 

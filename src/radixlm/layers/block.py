@@ -9,7 +9,8 @@ of the C++ step program (``emit``); each step is a word:
     postN    top = normN(top)                    sum       add the top to the one below it
     conv     top = the mixer's convolution of top
     add      pop the top, it joins the residual
-    defer    deferred = deferred_moe(h)          late      what the block before deferred joins
+    defer    deferred = deferred_moe(h)          late      what was deferred joins: by the block
+                                                 before, or in layout early_experts by this one
 
 Legend: T tokens, D model channels. Blocks own the residual x and change it in place. A branch that
 ends a block stays apart (``pending``): the next block's norm adds it, in one kernel.
@@ -31,6 +32,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import RelativeAttentionLayer
 from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.linear import Linear
+from radixlm.layers.looped_attention import LoopedAttentionLayer
 from radixlm.layers.mixers import SquareLinearLayer, emit_mixer, make_mixer, site_of_mixer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.modality_moe import ModalityMoeLayer
@@ -61,6 +63,7 @@ LAYOUTS = {
     "prenorm_ffn_only": "read mix add norm1 feed add",
     "scaled_post": "renorm1 read mix add renorm2 read feed add",
     "gated_cross": "norm1 mix add norm2 feed add",  # run by GatedCrossBlock
+    "early_experts": "norm3 defer norm1 mix add norm2 feed add late",
 }
 MIXER_ONLY, FFN_ONLY = "norm1 mix add", "norm1 feed add"
 WITH_CROSS = "norm1 mix add norm2 cross add norm3 feed add"  # run by EncoderDecoderBlock
@@ -79,7 +82,12 @@ def layout_of(spec: Block) -> str:
         return WITH_CROSS
     if spec.parallel_moe is not None:
         return WITH_PARALLEL
-    return LAYOUTS[spec.layout] if spec.deferred_moe is None else WITH_DEFERRED
+    return WITH_DEFERRED if hands_on(spec) else LAYOUTS[spec.layout]
+
+
+def hands_on(spec: Block) -> bool:
+    """Whether what the block defers joins in the next one."""
+    return spec.deferred_moe is not None and spec.layout == "pre"
 
 
 def split_step(word: str) -> tuple[str, int]:
@@ -258,6 +266,9 @@ class BlockLayer(Module):
         if (mixer.site.group, mixer.site.layer) == place:
             return self
         block = copy(self)
+        if isinstance(mixer, LoopedAttentionLayer):
+            block.mixer = mixer.of_later_run(place)
+            return block
         block.mixer = copy(mixer)
         block.mixer.site = replace(mixer.site, group=group, layer=row)
         return block
@@ -316,7 +327,7 @@ class BlockLayer(Module):
                     self.deferred_moe.run(h),
                 )
             elif step == "late":
-                if self.spec.deferred_moe is None:
+                if not hands_on(self.spec):
                     late, scratch.deferred_TD = scratch.deferred_TD, None
                 if late is not None:
                     x, pending = added(x, pending), late
@@ -392,7 +403,7 @@ class BlockLayer(Module):
             elif step == "defer":
                 late, stream.deferred = stream.deferred, self._emit_deferred(program, stream, h)
             elif step == "late":
-                if self.spec.deferred_moe is None:
+                if not hands_on(self.spec):
                     late, stream.deferred = stream.deferred, NOWHERE
                 if late != NOWHERE:
                     residual, dim = stream.residual, program.dim

@@ -28,9 +28,12 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.dual_chunk import DualChunkAttention
 from radixlm.layers.dynamic_mask import DynamicMask
 from radixlm.layers.gathered_attention import (
+    QueryChunk,
     attend_chosen,
     attend_gathered,
     block_sparse_choice,
+    causal_choice,
+    chunk_choice,
 )
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
@@ -144,9 +147,11 @@ class ExtendedAttentionLayer(Module):
 
     def finish(self) -> None:
         spec, extras = self.spec, self.extras
-        self._choose = (
-            block_sparse_choice(extras.block_sparse, spec.heads) if extras.block_sparse else None
-        )
+        self._choose = None
+        if extras.block_sparse:
+            self._choose = block_sparse_choice(extras.block_sparse, spec.heads)
+        elif extras.chunk_lookback:
+            self._choose = chunk_choice(extras.attention_chunk_size, extras.chunk_lookback)
         self._runs = (1, 1)
         if extras.block_sparse is not None:
             self._runs = (spec.heads, extras.block_sparse.size)
@@ -198,6 +203,8 @@ class ExtendedAttentionLayer(Module):
         if extras.dynamic_mask_topk:
             mask = self.values
             out = attend_gathered(q, k, v, self.site, batch, mask.choose, mask.bias)
+        elif extras.alibi_of_root:
+            out = attend_gathered(q, k, v, self.site, batch, causal_choice, self._root_bias)
         elif choose is None:
             out = batch.attn.run(q, k, v, self.site)
         else:
@@ -355,6 +362,12 @@ class ExtendedAttentionLayer(Module):
         if extras.clip_after_norm:
             v = v.clamp(-extras.clip_qkv, extras.clip_qkv)
         return q, k, v if extras.v_scale == 1.0 else v * extras.v_scale, gate
+
+    def _root_bias(self, chunk: QueryChunk) -> Tensor:
+        """ALiBi of the distance's square root: float32 [H, Q, N]."""
+        assert self.site.slopes is not None
+        roots_QN = chunk.distance_QN.clamp(min=0).float().sqrt()
+        return -self.site.slopes[:, None, None] * roots_QN
 
     def _low_rank(self, x_TD: Tensor) -> Tensor:
         """q by a low-rank projection: [T, H * C]."""

@@ -178,6 +178,22 @@ def attend_parts(
     return head_averages(scores.masked_fill(~mask, -torch.inf), chunk.v_NKV, site.sinks)
 
 
+def causal_choice(chunk: IndexChunk) -> Tensor:
+    """All tokens up to the query."""
+    return chunk.causal_QN
+
+
+def chunk_choice(size: int, lookback: int) -> Choose:
+    """The tokens of the query's chunk of ``size`` and of ``lookback`` chunks before it."""
+
+    def choose(chunk: IndexChunk) -> Tensor:
+        device = chunk.positions_Q.device
+        of_key = torch.arange(chunk.index_NKR.shape[0], device=device) // size
+        return (chunk.positions_Q // size)[:, None] - of_key <= lookback
+
+    return choose
+
+
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:
     """The keys that a layer of block-sparse attention reads."""
 

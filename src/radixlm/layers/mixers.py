@@ -27,6 +27,7 @@ from radixlm.layers.convolved_attention import ConvolvedLayer, make_convolved
 from radixlm.layers.expert_attention import ExpertAttentionLayer
 from radixlm.layers.extended_attention import ExtendedAttentionLayer
 from radixlm.layers.latent import LatentAttentionLayer
+from radixlm.layers.looped_attention import LoopedAttentionLayer
 from radixlm.layers.mlstm import MatrixLstmLayer
 from radixlm.layers.module import Module
 from radixlm.layers.program import Branch, ProgramBuilder, Unsupported, handles
@@ -141,6 +142,8 @@ def make_attention(
         return CompressedSparseAttentionLayer(spec, dim, context, rope, pool)
     if spec.extras is not None and spec.extras.experts:
         return ExpertAttentionLayer(spec, dim, context, rope, pool)
+    if spec.extras is not None and spec.extras.later_window:
+        return LoopedAttentionLayer(spec, dim, context, rope, pool)
     kind = AttentionLayer if spec.extras is None else ExtendedAttentionLayer
     return kind(spec, dim, context, rope, pool)
 

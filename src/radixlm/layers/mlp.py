@@ -13,7 +13,7 @@ from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.program import NOWHERE, ProgramBuilder, Target, handles, struct
+from radixlm.layers.program import NOWHERE, ProgramBuilder, Target, Unsupported, handles, struct
 from radixlm.quant.param import Param, Shard
 
 
@@ -24,13 +24,15 @@ class MlpLayer(Module):
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
         rows = sum(parts)
-        self._is_apart = bool(spec.sparsity or spec.limit)  # the activation, a step of its own
+        is_poly = spec.act == "poly_norm"
+        # the activation is a step of its own
+        self._is_apart = bool(spec.sparsity or spec.limit or is_poly)
         gate_act = spec.act if spec.gated and not self._is_apart else ""
         group, self._groups = context.ranks.tp, context.attention_groups
         own = context.evenly(dim, rows, len(parts), group)
         after = context.evenly(spec.inner, dim, group=group)
         self.inner = spec.inner  # channels between the two layers
-        if own.rows and spec.sub_norm is None and not spec.sparsity:
+        if own.rows and spec.sub_norm is None and not spec.sparsity and not is_poly:
             self.inner = own.rows[0][1] - own.rows[0][0]
             after = replace(after, group=group, inputs=own.outputs)
             own = replace(own, outputs=())
@@ -45,6 +47,8 @@ class MlpLayer(Module):
             self.sub_norm = NormLayer(spec.sub_norm, (spec.inner,), context.kernels, context.device)
         if spec.act == "xielu":
             self.act = XieluLayer()
+        if is_poly:
+            self.poly = PolyNormLayer()
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
 
@@ -57,7 +61,10 @@ class MlpLayer(Module):
 
     def _run(self, x_TD: Tensor) -> Tensor:
         h = self.up.run(x_TD)
-        if self._is_apart:
+        if self.spec.act == "poly_norm":
+            gate, up = h.chunk(2, -1)
+            h = self.poly.run(gate) * up
+        elif self._is_apart:
             if self.spec.sparsity:
                 gate, up = h.chunk(2, -1)
                 h = torch.cat((gaussian_top_k(gate, self.spec.sparsity), up), -1)
@@ -76,6 +83,8 @@ class MlpLayer(Module):
 
     def _emit(self, program: ProgramBuilder, source: int, target: Target) -> None:
         spec, selected = self.spec, target.selected
+        if spec.act == "poly_norm":
+            raise Unsupported("Mlp.act poly_norm")
         handles(
             spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm", "sparsity", "limit",
             "limit_after",
@@ -147,3 +156,21 @@ class XieluLayer(Module):
             beta=float(self._beta),
         )  # fmt: skip
         program.ops.xielu(y=buffer, dim=width, coefficients=coefficients, selected=selected)
+
+
+class PolyNormLayer(Module):
+    """PolyNorm (arXiv:2411.03884): a learned sum of the normalized cube, square and input."""
+
+    def __init__(self) -> None:
+        self.weight, self.bias = Param((3,), "float32"), Param((1,), "float32")
+
+    def finish(self) -> None:
+        self._weights, self._bias = self.weight.take().tolist(), float(self.bias.take())
+
+    def run(self, x_TI: Tensor) -> Tensor:
+        """A new tensor. Each row is normalized by itself."""
+        x = x_TI.float()
+        out = torch.full_like(x, self._bias)
+        for weight, power in zip(self._weights, (x * x * x, x * x, x), strict=True):
+            out += weight * power * torch.rsqrt(power.square().mean(-1, keepdim=True) + 1e-6)
+        return out.to(x_TI.dtype)

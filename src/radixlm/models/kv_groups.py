@@ -52,6 +52,7 @@ def _is_plain(extras: AttentionExtras | None) -> bool:
         or extras.block_sparse
         or extras.dynamic_mask_topk
         or extras.dual_chunk
+        or extras.later_window
     )
 
 

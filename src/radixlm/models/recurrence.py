@@ -11,7 +11,7 @@ from radixlm.arch.spec import HierarchicalRecurrence
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.program import ProgramBuilder, ProgramStream
+from radixlm.layers.program import ProgramBuilder, ProgramStream, handles
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -55,15 +55,17 @@ class RecurrenceRunner(Module):
             x_TD = first_TD if second_TD is None else first_TD + second_TD
             for block in blocks:
                 x_TD = block.run(x_TD, batch, angles)
+            normed = norm(x_TD) if self.spec.norms_each else x_TD
             if stack or second_TD is None:
-                first_TD = norm(x_TD)
+                first_TD = normed
             else:
-                second_TD = norm(x_TD)
-        return first_TD
+                second_TD = normed
+        return first_TD if self.spec.norms_each else norm(first_TD)
 
     def emit(self, program: ProgramBuilder, stream: ProgramStream, norm: NormLayer) -> None:
         """The same as operations on the stream, before the last norm."""
         assert self.spec.runs[-1] or not self.spec.inner, "the first stream is the outcome"
+        handles(self.spec, "outer", "inner", "size", "stacks")
         dim, last = program.dim, len(self._runs) - 1
         first, second, x = stream.residual, program.buffer("second"), program.buffer("run")
         for run, (blocks, stack) in enumerate(zip(self._runs, self.spec.runs, strict=True)):

@@ -1,5 +1,5 @@
 """A LoRA adapter in the checkpoint's folder that config.json declares part of the model (Granite
-Speech): merged into the weights as they are read."""
+Speech), or that of a task (Jina embeddings v5): merged into the weights as they are read."""
 
 import logging
 import math
@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from radixlm.arch.json_file import object_or_empty
+from radixlm.arch.registry import TASK_ADAPTERS
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.origin import Origin, describe_origins
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -25,13 +26,34 @@ _LORA = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight
 def with_merged_adapter(folder: Path, source: TensorSource) -> TensorSource:
     """``source`` with the folder's adapter merged if config.json declares one. CheckpointError for
     an adapter that is not plain LoRA, or of modules that the model lacks."""
-    if not object_or_empty(folder / "config.json").get("has_lora_adapter"):
+    config = object_or_empty(folder / "config.json")
+    place = _task_folder(folder, config)
+    if place is not None:
+        return _MergedSource(source, place)
+    if not config.get("has_lora_adapter"):
         return source
     if not (folder / _WEIGHTS).is_file():
         log.warning("%s: config.json declares an adapter, but there is no %s", folder, _WEIGHTS)
         return source
     log.info("%s: its adapter is merged into the weights, also for prompts without audio", folder)
     return _MergedSource(source, folder)
+
+
+def _task_folder(folder: Path, config: Mapping[str, Any]) -> Path | None:
+    """The folder of the adapter of the task that config.json names, for models with one a task."""
+    listed = config.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else None
+    if name not in TASK_ADAPTERS:
+        return None
+    key, usual = TASK_ADAPTERS[name]
+    task = config.get(key) or usual
+    known = sorted(file.parent.name for file in folder.glob(f"adapters/*/{_WEIGHTS}"))
+    if task not in known:
+        tasks = ", ".join(known) or "none"
+        raise CheckpointError(
+            f"{folder / 'config.json'}: {key!r} = {task!r} has no adapter; adapters: {tasks}"
+        )
+    return folder / "adapters" / str(task)
 
 
 class _MergedSource(WrappedSource):
@@ -82,7 +104,9 @@ class _MergedSource(WrappedSource):
 def tail(name: str) -> str:
     """A name without the prefix before "layers.", by which a composite model and its adapter may
     differ."""
-    return name[at:] if (at := name.find("layers.")) >= 0 and "language_model" in name else name
+    if (at := name.find("layers.")) >= 0 and "language_model" in name:
+        return name[at:]
+    return name.removeprefix("model.")
 
 
 def _scale(config: Mapping[str, Any], folder: Path) -> float:

@@ -66,6 +66,20 @@ def _averaged_llama(c: Config) -> tuple[Decoder, str]:
     return with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling
 
 
+def jina_v5(c: Config) -> Decoder:
+    """A Qwen 3 with the adapter of one task, see ``registry.TASK_ADAPTERS``."""
+    return vectors(c, body("Qwen3ForCausalLM", c))
+
+
+def voyage(c: Config) -> Decoder:
+    """A bidirectional Qwen 3 whose mean vector is projected; 2048 channels unless the config has
+    another number."""
+    decoder = with_bidirectional_attention(c, body("Qwen3ForCausalLM", c))
+    head = (Dense(c.hidden_size, c.get("num_labels", 2048), bias=False),)
+    pool = Pool("mean", head, "unit", dimensions=dimensions(c))
+    return pooled(decoder, pool, pool_0="linear")
+
+
 def gemma3_text(c: Config) -> Decoder:
     return vectors(c, _gemma3(c), "mean" if c.get("use_bidirectional_attention") else "last")
 

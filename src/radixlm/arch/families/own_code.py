@@ -1,9 +1,11 @@
-"""More models that came with their own code: Jais (arXiv:2308.16149), Ling 2.5, MiMo V2, Ouro
-(arXiv:2510.25741), openPangu (arXiv:2505.22375), Param 2, TeleChat 2 (arXiv:2507.18013), and the
-first names of Falcon and StableLM. The tests write their computation out, or rename a Hugging Face
-model."""
+"""More models that came with their own code: Arctic, IQuest LoopCoder, Jais (arXiv:2308.16149),
+Ling 2.5, MiMo V2, Motif (arXiv:2510.06949), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
+Param 2, Rnj-1, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM.
+The tests write their computation out, or rename a Hugging Face model."""
 
 from __future__ import annotations
+
+import math
 
 from radixlm.arch.config import Config
 from radixlm.arch.families import builders as b
@@ -11,12 +13,15 @@ from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
 from radixlm.arch.families.custom import bailing_experts, bailing_moe_v2, bailing_names
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.gpt import falcon
+from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.families.mla import BAILING
 from radixlm.arch.families.phi import stablelm
-from radixlm.arch.names import LAYER, SANDWICH, Named, Names
-from radixlm.arch.recipes import QueriesThenPairs, Scaled, transposed_pair
+from radixlm.arch.names import LAYER, SANDWICH, SPLIT_QKV, AnyOf, Named, Names, untied
+from radixlm.arch.recipes import DifferentialHeads, QueriesThenPairs, Scaled, transposed_pair
 from radixlm.arch.spec import (
+    Attention,
     AttentionExtras,
+    Block,
     Decoder,
     HierarchicalRecurrence,
     Mlp,
@@ -27,6 +32,14 @@ from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
 _ATTENTION, _BAILING = LAYER + "self_attn.", LAYER + "attention."
+
+
+def _count(c: Config, key: str, usual: int, most: int = 2**31) -> int:
+    """config[key], a positive integer."""
+    value = c.get(key, usual)
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise c.error(key, f"= {value!r} must be an integer from 1 to {most}")
+    return value
 
 
 def telechat2(c: Config) -> Decoder:
@@ -88,9 +101,7 @@ def pangu_ultra_moe(c: Config) -> Decoder:
 
 def ouro(c: Config) -> Decoder:
     """A stack of blocks that runs several times, each time to its end."""
-    times = c.get("total_ut_steps", 4)
-    if not isinstance(times, int) or not 1 <= times <= 64:
-        raise c.error("total_ut_steps", f"= {times!r} must be a small positive integer")
+    times = _count(c, "total_ut_steps", 4, most=64)
     c.refuse("use_sliding_window", False)
     names: Names = {
         "norm2": LAYER + "input_layernorm_2",
@@ -103,6 +114,25 @@ def ouro(c: Config) -> Decoder:
         layout="sandwich",
         cycles=HierarchicalRecurrence(times, 0, size, ("", "")),
         names=names,
+    )
+
+
+def iquest_loop_coder(c: Config) -> Decoder:
+    """Llama whose layers run twice or more; later runs read the first run's keys too."""
+    times, size = _count(c, "loop_num", 2, most=64), c.num_hidden_layers
+    window = _count(c, "loop_window_size", 64)
+    c.refuse("dual_chunk_attention_config")
+    c.refuse("plt_gate_use_hidden_states", False)
+    bias = c.attention_bias
+    first = b.attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(later_window=window))
+    later = replace(first, window=window)
+    gate = "model.gate_projections.{i}."
+    return b.build_decoder(
+        c.replace(num_hidden_layers=size * times),
+        lambda i: later if i >= size else first,
+        b.mlp(c, bias=c.mlp_bias),
+        cycles=HierarchicalRecurrence(times, 0, size, ("", ""), norms_each=False),
+        names={"mixer.run_gate": gate + "weight", "mixer.run_bias": gate + "bias"},
     )
 
 
@@ -275,4 +305,128 @@ def stablelm_epoch(c: Config) -> Decoder:
             qk_layernorm=False,
             use_parallel_residual=False,
         )
+    )
+
+
+def arctic(c: Config) -> Decoder:
+    """A layer with experts has a small feed-forward beside them; the experts read what came before
+    the attention."""
+    c.refuse("hidden_act", "silu")
+    every, dense = _count(c, "moe_layer_frequency", 2), b.mlp(c)
+    has_both = c.get("parallel_attn_mlp_res", c.get("use_residual", False))
+    sparse = b.moe(c, inner=c.intermediate_size, renorm=c.num_experts_per_tok > 1)
+    described = b.build_decoder(c, b.attention(c), names=_ARCTIC)
+
+    def block(i: int, plain: Block) -> Block:
+        if (i + 1) % every:
+            return replace(plain, ffn=dense)
+        if not has_both:
+            return replace(plain, ffn=sparse)
+        beside = replace(dense, inner=c.hidden_size)
+        return replace(plain, ffn=beside, layout="early_experts", deferred_moe=sparse)
+
+    blocks = tuple(block(i, plain) for i, plain in enumerate(described.blocks))
+    return replace(described, blocks=blocks)
+
+
+_BESIDE, _SPARSE = LAYER + "residual_mlp.", LAYER + "block_sparse_moe.mlp."
+_ARCTIC: Names = {
+    **W1_W3_W2,
+    "norm2": AnyOf(LAYER + "residual_layernorm", LAYER + "post_attention_layernorm"),
+    "norm3": LAYER + "post_attention_layernorm",
+    "ffn.up": AnyOf((_BESIDE + "w1", _BESIDE + "w3"), (_SPARSE + "w1", _SPARSE + "w3")),
+    "ffn.down": AnyOf(_BESIDE + "w2", _SPARSE + "w2"),
+}
+
+
+def step1(c: Config) -> Decoder:
+    """Llama with ALiBi of the distance's square root in place of a rotation (Step-Audio)."""
+    bias = c.attention_bias
+    extras = AttentionExtras(alibi_slopes=alibi_slopes(c.num_attention_heads), alibi_of_root=True)
+    mixer = b.attention(
+        c,
+        kv_heads=c.get("num_attention_groups"),
+        rope=None,
+        qkv_bias=bias,
+        o_bias=bias,
+        extras=extras,
+    )
+    described = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
+    return described if c.is_explicit("tie_word_embeddings") else untied(described)
+
+
+def motif(c: Config) -> Decoder:
+    """Differential attention, of 12.7B with one subtracted head for several others; its rows are
+    repeated for each of them. Motif 3 has latent attention and is another model."""
+    c.refuse("kv_lora_rank")
+    c.refuse("use_sliding_window", False)
+    c.refuse("k_ratio", 1)
+    heads, dim = c.num_attention_heads, b.head_dim(c)
+    kv_heads = c.num_key_value_heads or heads
+    groups = _count(c, "num_noise_heads", max(heads // 2, 1))
+    ratio = heads // groups - 1
+    if heads % groups or ratio < 1 or kv_heads % 2 or 2 * groups % kv_heads:
+        raise c.error(
+            "num_attention_heads",
+            f"= {heads} does not fit {groups} noise heads and {kv_heads} key-value heads",
+        )
+    bias = bool(c.attention_bias or c.get("use_bias", False))
+    norm = Norm(c.get("attn_rms_norm_eps", 1e-5))
+
+    def mixer(i: int) -> Attention:
+        first = 0.8 - 0.6 * math.exp(-0.3 * (i - 1))
+        extras = AttentionExtras(
+            v_dim=2 * dim, diff_lambda_init=first, out_norm=norm, out_norm_heads=True
+        )
+        count = 2 * groups * ratio
+        return b.attention(c, heads=count, qkv_bias=bias, o_bias=bias, extras=extras)
+
+    act = "poly_norm" if c.hidden_act == "poly_norm" else b.activation(c)
+    names: Names = {
+        "mixer.qkv": Named(SPLIT_QKV, DifferentialHeads(groups, ratio, kv_heads, dim)),
+        "mixer.out_norm": _ATTENTION + "subln",
+        "ffn.poly": LAYER + "mlp.act_fn",
+    }
+    ffn = Mlp(c.intermediate_size, act, bias=bool(c.get("use_bias", False)))
+    return b.build_decoder(c, mixer, ffn, names=names)
+
+
+def rnj1(c: Config) -> Decoder:
+    """Gemma 3 with chunks in place of windows: a token sees its own chunk, of half a
+    ``sliding_window``, and the one before it."""
+    ropes, dim, norm = c.rope_parameters, b.head_dim(c), b.rms(c, offset=1.0)
+    kinds = c.layer_types or ["full_attention"] * c.num_hidden_layers
+    has_types = "rope_type" not in ropes
+
+    def mixer(i: int) -> Attention:
+        kind = kinds[i]
+        if kind not in ("full_attention", "chunked_attention"):
+            raise c.error("layer_types", f"has the unknown type {kind!r} at layer {i}")
+        if has_types and not ropes.get(kind):
+            raise c.error("rope_parameters", f"lacks {kind!r}")
+        is_chunked = kind == "chunked_attention"
+        if is_chunked and (c.sliding_window or 0) < 2:
+            raise c.error("sliding_window", f"= {c.sliding_window!r} must be above 1")
+        size = (c.sliding_window or 0) // 2
+        chunks = AttentionExtras(attention_chunk_size=size, chunk_lookback=1)
+        return b.attention(
+            c,
+            rope=b.rope(c, dim, kind if has_types else ""),
+            qkv_bias=c.attention_bias,
+            o_bias=c.attention_bias,
+            scale=c.query_pre_attn_scalar**-0.5,
+            qk_norm="head",
+            qk_norm_spec=norm,
+            extras=chunks if is_chunked else None,
+        )
+
+    return b.build_decoder(
+        c,
+        mixer,
+        b.mlp(c, act="hidden_activation"),
+        norm,
+        layout="sandwich",
+        embed_scale=c.hidden_size**0.5,
+        logit_softcap=c.get("final_logit_softcapping", 0.0),
+        names=SANDWICH,
     )
