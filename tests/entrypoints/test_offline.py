@@ -99,7 +99,7 @@ def test_the_tokenizer_manager_has_what_programs_for_sglang_read() -> None:
         assert len(texts[0]) == 1 < len(texts[1])
         return [parts[-1] for parts in texts]
 
-    with radixlm.Engine(random_seed=1) as engine:
+    with radixlm.Engine(random_seed=1, num_continuous_decode_steps=1) as engine:
         manager = engine.tokenizer_manager
         ids = manager.tokenizer.encode("The sky")
         assert ids == engine.tokenizer.encode("The sky")

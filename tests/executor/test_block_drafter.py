@@ -71,6 +71,11 @@ class BlockNet(MemoryNet):
     def block_logits(self, hidden_RD: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(hidden_RD[:, 0].long() % VOCAB, VOCAB).float()
 
+    def behind(
+        self, tokens_R: Tensor, logits_RV: Tensor, hidden_RD: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return logits_RV, state
+
 
 class BlockWorld(World):
     """As ``World``, with blocks."""

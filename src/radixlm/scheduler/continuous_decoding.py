@@ -63,8 +63,11 @@ class ContinuousDecoding:
             return self._most
         return max(1, min(self._most, int(AUTOMATIC_S / max(pass_s, 1e-9))))
 
-    def observe(self, items: Items, result: StepResult, seconds: float, model_s: float) -> float:
+    def observe(
+        self, items: Items, result: StepResult, seconds: float, model_s: float, sleep_s: float = 0.0
+    ) -> float:
         """A step without prompts and drafts took so long, and the model's first pass ``model_s``.
+        ``sleep_s`` behind each step stand for a slower model.
 
         Returns the seconds of a pass, of steps with as many passes as are planned: those of a lone
         one, after which a drafter sees the step, would let drafts look cheap."""
@@ -74,8 +77,8 @@ class ContinuousDecoding:
             num_passes = int(result.counts.max())
             if num_passes == 1:
                 self._refused = items.decodes
-        self._pass_s = seconds / num_passes
+        self._pass_s = seconds / num_passes + sleep_s
         if num_passes > 1 or not self._goes_on(items.decodes):
-            return self._pass_s
+            return seconds / num_passes
         others_s = max(0.0, seconds - model_s)
         return seconds - others_s * (1 - 1 / self._num_passes(model_s + others_s / self._most))
