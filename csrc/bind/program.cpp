@@ -198,6 +198,7 @@ void bind_program_args(nb::module_& m) {
         .def_rw("vocab", &Draws::vocab)
         .def_rw("suppressed", &Draws::suppressed)
         .def_rw("num_suppressed", &Draws::num_suppressed)
+        .def_rw("ends", &Draws::ends)
         .def_rw("told", &Draws::told);
 }
 

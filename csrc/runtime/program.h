@@ -75,6 +75,7 @@ struct Draws {
     int64_t vocab = 0;
     Address suppressed = 0;  // int64 [num_suppressed]: never drawn
     int64_t num_suppressed = 0;
+    std::vector<int64_t> ends;        // tokens behind which a row needs no others
     std::function<void(int)> told;  // called between a pass and the draws of the next; may change masks
 };
 
@@ -147,7 +148,7 @@ class Program {
     void run(const Step& step);
     // Draws from the step's logits, then runs the step again with these tokens, a place further on, and so
     // on. `step`: its ids, positions and kv_len are changed in place.
-    void go_on(Step step, const Draws& draws);
+    int go_on(Step step, const Draws& draws);  // the passes: fewer where no row needs more
     int num_ops() const { return int(ops.size()); }
     std::vector<std::tuple<std::string, double>> profile();  // seconds in each kind of op since the last call
     bool profiling = false;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include "program.h"
@@ -16,13 +17,15 @@ bool is_bad_row(const float* x, int64_t n) {  // as radixlm/sampling/sampler.py:
 
 }  // namespace
 
-void Program::go_on(Step c, const Draws& d) {
+int Program::go_on(Step c, const Draws& d) {
     const int64_t n = c.num_rows;
     SampleRow* rows = at<SampleRow>(d.rows);
     const int32_t* counts = at<int32_t>(d.counts);
     const int64_t* suppressed = at<int64_t>(d.suppressed);
     int32_t *ids = at<int32_t>(c.ids), *positions = at<int32_t>(c.positions), *kv_len = at<int32_t>(c.kv_len);
     c.is_lone = false;
+    std::vector<bool> has_ended(n);
+    int64_t num_ended = 0;
     for (int pass = 0;; pass++, rows += n) {
         int64_t* tokens = at<int64_t>(d.tokens) + pass * n;
         for (int64_t r = 0; r < n; r++) {
@@ -33,9 +36,12 @@ void Program::go_on(Step c, const Draws& d) {
         SampleArgs a;
         a.rows = rows, a.num_rows = n, a.vocab = d.vocab, a.tokens = tokens;
         sample(a, c.threads);
-        for (int64_t r = 0; r < n; r++)
+        for (int64_t r = 0; r < n; r++) {
             at<uint8_t>(d.is_bad)[pass * n + r] = is_bad_row(rows[r].logits, d.vocab);
-        if (pass + 1 == d.passes) return;
+            const bool is_last = pass + 1 == counts[r] || std::ranges::count(d.ends, tokens[r]);
+            if (is_last && !has_ended[r]) has_ended[r] = true, num_ended++;
+        }
+        if (num_ended == n || pass + 1 == d.passes) return pass + 1;
         if (d.told) d.told(pass);
         for (int64_t r = 0; r < n; r++)
             if (pass + 1 < counts[r]) ids[r] = int32_t(tokens[r]), positions[r]++, kv_len[r]++;

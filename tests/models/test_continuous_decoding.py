@@ -129,3 +129,13 @@ def test_grammars(jumps: bool, _counted: list[int]) -> None:
     assert not _counted
     assert texts(6) == expected
     assert _counted.count(6) > 5
+
+
+def test_no_passes_behind_the_end(_counted: list[int]) -> None:
+    """Where all sequences have ended, the step does."""
+    chat = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
+    with Engine(num_continuous_decode_steps=30, cpu_threads=1, max_total_tokens=512) as engine:
+        found = engine.generate(chat, {"temperature": 0, "max_new_tokens": 100})
+    assert found["meta_info"]["finish_reason"]["type"] == "stop"
+    assert sum(_counted) == found["meta_info"]["completion_tokens"] - 1  # of the prompt's step
+    assert _counted[-1] < 30

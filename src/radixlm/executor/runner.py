@@ -417,10 +417,11 @@ class Runner:
             counts_N = np.ones_like(counts_N)
         else:
             tokens_PS, is_bad_PS = found
-            last_S = torch.from_numpy(more_N).long()
+            counts_N = np.minimum(counts_N, len(tokens_PS))
+            last_S = torch.from_numpy(counts_N - 1).long()
             last_tokens_S = tokens_PS[last_S, torch.arange(len(last_S))]
             self.tables.next_token[torch.from_numpy(shape.slots_R)] = last_tokens_S
-            is_kept_SP = torch.from_numpy(np.arange(len(tokens_PS)) <= more_N[:, None])
+            is_kept_SP = torch.from_numpy(np.arange(len(tokens_PS)) < counts_N[:, None])
             self._set_result(step, tokens_PS.T[is_kept_SP], is_bad_PS.T[is_kept_SP])
         shape.slots_R = np.repeat(shape.slots_R, counts_N)
         shape.first_A1, shape.num_decodes = np.append(0, np.cumsum(counts_N)), len(counts_N)
@@ -451,7 +452,7 @@ class Runner:
             rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
         stores = step.inputs.builder.stores(len(slots_N), counts_N)
-        how = Continuation(counts_N, rows, stores, told)
+        how = Continuation(counts_N, rows, stores, self._options.eos_ids, told)
         found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
         return found
 

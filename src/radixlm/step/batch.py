@@ -137,6 +137,7 @@ class Continuation(Record, eq=False):
     rows      kernels.cpu.sample.ROW [P, S]: how the tokens are sampled
     store_GP  int32 [P - 1, S] for each group: where all tokens but the last are stored; 0 behind
               the last of a sequence
+    ends      tokens behind which a sequence needs no others
     told      called with the tokens of each place, int64 [S], before those of the next are sampled:
               changes the masks that the rows point to
     """
@@ -144,6 +145,7 @@ class Continuation(Record, eq=False):
     counts_S: np.ndarray
     rows: np.ndarray
     store_GP: tuple[np.ndarray, ...]
+    ends: Sequence[int] = ()
     told: Callable[[Tensor], None] | None = None
 
 

@@ -164,7 +164,7 @@ class StepProgram:
     ) -> tuple[Tensor, Tensor] | None:
         """Sample from the logits of the step that has just run, of sequences that decode, and go on
         with their tokens: int64 and bool [P, S], the tokens and which rows hold a NaN or allow no
-        token. None where another pass needs more than the next position."""
+        token; fewer than P places where no sequence needs more. None where another pass needs more than the next position."""
         has_table = all(isinstance(maker, StaticRope) for maker in self._ropes.makers)
         if not has_table or self.backend.sparse is not None or batch.states is not None:
             return None
@@ -185,8 +185,9 @@ class StepProgram:
         draws.suppressed, draws.num_suppressed = suppressed.data_ptr(), len(suppressed)
         if (told := how.told) is not None:
             draws.told = lambda place: told(tokens_PS[place])
-        self._program.go_on(step, draws)
-        return tokens_PS, is_bad_PS
+        draws.ends = list(how.ends)
+        passes = self._program.go_on(step, draws)
+        return tokens_PS[:passes], is_bad_PS[:passes]
 
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
