@@ -164,7 +164,8 @@ class StepProgram:
     ) -> tuple[Tensor, Tensor] | None:
         """Sample from the logits of the step that has just run, of sequences that decode, and go on
         with their tokens: int64 and bool [P, S], the tokens and which rows hold a NaN or allow no
-        token; fewer than P places where no sequence needs more. None where another pass needs more than the next position."""
+        token; fewer than P places where no sequence needs more. None where another pass needs more
+        than the next position."""
         has_table = all(isinstance(maker, StaticRope) for maker in self._ropes.makers)
         if not has_table or self.backend.sparse is not None or batch.states is not None:
             return None
