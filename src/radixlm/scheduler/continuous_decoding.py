@@ -31,7 +31,9 @@ class ContinuousDecoding:
         # the rings of recent tokens have room for so many
         self._most = AUTOMATIC_PASSES if self._is_timed else min(limits.max_passes, RECENT // 2)
         self._pass_s = AUTOMATIC_S  # of one pass, as the last step took
-        self._refused = EMPTY_DECODES  # a batch whose model or sampling took one pass all the same
+        # batches that took one pass all the same: in the last step; and in two, as their model or
+        # sampling must (in one, all rows may have come to an end that they ignore)
+        self._lone = self._refused = EMPTY_DECODES
 
     def plan(self, batch: DecodeBatch) -> Drafts | None:
         """Further tokens for the rows of the batch, whose next tokens count as computed; these then
@@ -75,8 +77,9 @@ class ContinuousDecoding:
         if items.more_N is not None:
             assert result.counts is not None
             num_passes = int(result.counts.max())
-            if num_passes == 1:
+            if num_passes == 1 and items.decodes is self._lone:
                 self._refused = items.decodes
+            self._lone = items.decodes if num_passes == 1 else EMPTY_DECODES
         self._pass_s = seconds / num_passes + sleep_s
         if num_passes > 1 or not self._goes_on(items.decodes):
             return seconds / num_passes
