@@ -75,7 +75,7 @@ struct Draws {
     int64_t vocab = 0;
     Address suppressed = 0;  // int64 [num_suppressed]: never drawn
     int64_t num_suppressed = 0;
-    std::vector<int64_t> ends;        // tokens behind which a row needs no others
+    std::vector<int64_t> ends;      // tokens behind which a row needs no others
     std::function<void(int)> told;  // called between a pass and the draws of the next; may change masks
 };
 
