@@ -445,9 +445,8 @@ class Runner:
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
         rows, told = self.sampler.plain_rows(slots_N, positions_PN), None
         if follow is not None:
-            masks_NW = np.full((len(slots_N), -(-step.logits_RV.shape[1] // 32)), -1, np.int32)
-            if mask_RW is not None:
-                masks_NW[:] = mask_RW.numpy()
+            shape = len(slots_N), -(-step.logits_RV.shape[1] // 32)
+            masks_NW = np.full(shape, -1, np.int32) if mask_RW is None else mask_RW.numpy()
             masked = np.array(follow.rows)
             rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731

@@ -188,8 +188,9 @@ class Scheduler:
     def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         items = Items.of(plan.items)
         if not items.prefills and (items.drafts is None or items.drafts.continues):
-            continuous, times = self.planner.continuous, (seconds, self._model_s, self.sleep_s)
-            seconds = continuous.observe(items, result, *times)
+            seconds = self.planner.continuous.observe(
+                items, result, seconds, self._model_s, self.sleep_s
+            )
         if self.drafting is not None:
             self.drafting.observe_step(plan, seconds)
         if self.planner.pacer is not None:

@@ -45,7 +45,8 @@ class ModelCost(Record):
 
 class CostFeature(Feature):
     """Counts floating point operations, and bytes read and written: weights once a step, and the
-    KV cache. Activations, draft models and media encoders are left out."""
+    KV cache. Activations, draft models and media encoders are left out; tokens in turn that a step
+    ends before are counted."""
 
     def __init__(self, cost: ModelCost) -> None:
         self.cost = cost
