@@ -28,7 +28,9 @@ def test_nodes_lie_below_their_parents_as_wide_as_their_tokens(page: Any) -> Non
     for serial in sorted(nodes, reverse=True):
         if nodes[serial][1]:
             total[nodes[serial][1]] += total[serial]
-    whole = page.locator(".icicle svg").bounding_box()
+    svg = page.locator(".icicle svg")
+    expect(svg).not_to_have_attribute("width", "800")  # it has been measured
+    whole = svg.bounding_box()
     scale = whole["width"] / (total[1] + 2500)
     for serial in (1, 2, 5, 9, 30):
         found, parent = box(page, serial), box(page, nodes[serial][1] or serial)
