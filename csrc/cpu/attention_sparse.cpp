@@ -1,12 +1,12 @@
-// Double sparsity (arXiv:2408.07092): a query scores all tokens by the labels of their keys, then attends to
-// the best ones. Its numbers depend on nothing but its own sequence: sums of labels are integers, of equal
-// scores the earlier token is chosen, chosen tokens are attended to in order, in splits of 512.
+// Double sparsity (arXiv:2408.07092): the queries of a KV head score all tokens by the labels of their keys,
+// then attend to the best ones. Their numbers depend on nothing but their own sequence: sums of labels are
+// integers, of equal scores the earlier token is chosen, chosen tokens are attended to in order, in splits of 512.
 #include "heavy_tokens.h"
 
 namespace radix {
 namespace RADIX_ISA {
 
-// Up to 64 chosen tokens of a head.
+// Up to 64 chosen tokens of a KV head.
 struct ChosenBlock {
     int count = 0;
     const char *k[BLOCK], *v[BLOCK];
@@ -74,13 +74,15 @@ static void pair_order(float* x, int dim, bool is_back) {
     }
 }
 
-template <int DTYPE>
-static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& tokens, const ChosenBlock& b,
-                          const ChosenBlock& next, float* p) {
-    for (int t0 = 0; t0 < BLOCK; t0 += 16) {
+// p[g]: products of the b.count rows with G queries. G is 1 or 2: sums of 16 or 8 tokens at a time.
+template <int DTYPE, int G>
+static void chosen_scores(const Shape& s, const float* const (&q)[G], const ChosenTokens& tokens,
+                          const ChosenBlock& b, const ChosenBlock& next, float (*p)[BLOCK]) {
+    constexpr int AT_ONCE = 16 / G;
+    for (int t0 = 0; t0 < BLOCK; t0 += AT_ONCE) {
         vf r[16];
-        for (int t = 0; t < 16; t++) {
-            r[t] = zero();
+        for (int i = 0; i < 16; i++) r[i] = zero();
+        for (int t = 0; t < AT_ONCE; t++) {
             tokens.prefetch_k(next, t0 + t);
             if (t0 + t >= b.count) continue;
             const void* k = b.k[t0 + t];
@@ -88,27 +90,35 @@ static void chosen_scores(const Shape& s, const float* q, const ChosenTokens& to
                 for (int i = 0; i < s.k_dim; i += 32) {
                     vf even, odd;
                     load_bf16_pairs((const uint16_t*)k + i, even, odd);
-                    r[t] = fma(load(q + i + 16), odd, fma(load(q + i), even, r[t]));
+                    for (int g = 0; g < G; g++) {
+                        vf& sum = r[g * AT_ONCE + t];
+                        sum = fma(load(q[g] + i + 16), odd, fma(load(q[g] + i), even, sum));
+                    }
                 }
             else
-                for (int i = 0; i < s.k_dim; i += 16)
-                    r[t] = fma(load(q + i), load_part<DTYPE>(k, i, s.k_dim), r[t]);
+                for (int i = 0; i < s.k_dim; i += 16) {
+                    const vf x = load_part<DTYPE>(k, i, s.k_dim);
+                    for (int g = 0; g < G; g++)
+                        r[g * AT_ONCE + t] = fma(load(q[g] + i), x, r[g * AT_ONCE + t]);
+                }
         }
         transpose_16x16(r);
         for (int step = 8; step; step /= 2)
             for (int t = 0; t < step; t++) r[t] = add(r[t], r[t + step]);
-        store(p + t0, r[0]);
+        alignas(64) float all[16];
+        store(all, r[0]);
+        for (int g = 0; g < G; g++) std::memcpy(p[g] + t0, all + g * AT_ONCE, AT_ONCE * 4);
     }
 }
 // N vectors of channels
-template <int DTYPE, int N, bool IS_PAIRED>
-static void chosen_part(const Shape& s, const float* p, const ChosenTokens& tokens, const ChosenBlock& b,
-                        const ChosenBlock& next, int at, float* state) {
-    vf sum[N];
-    for (int c = 0; c < N; c++) sum[c] = load(state + at + c * 16);
+template <int DTYPE, int N, bool IS_PAIRED, int G>
+static void chosen_part(const Shape& s, const float (*p)[BLOCK], const ChosenTokens& tokens,
+                        const ChosenBlock& b, const ChosenBlock& next, int at, float* const (&state)[G]) {
+    vf sum[G][N];
+    for (int g = 0; g < G; g++)
+        for (int c = 0; c < N; c++) sum[g][c] = load(state[g] + at + c * 16);
     for (int t = 0; t < b.count; t++) {
         if (at == 0) tokens.prefetch_v(next, t);
-        const vf w = set1(p[t]);
         vf x[N];
         if constexpr (IS_PAIRED)
             for (int c = 0; c < N; c += 2)
@@ -117,13 +127,17 @@ static void chosen_part(const Shape& s, const float* p, const ChosenTokens& toke
             for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(b.v[t], at + c * 16);
         else
             x[0] = load_part<DTYPE>(b.v[t], at, s.v_dim);
-        for (int c = 0; c < N; c++) sum[c] = fma(w, x[c], sum[c]);
+        for (int g = 0; g < G; g++) {
+            const vf w = set1(p[g][t]);
+            for (int c = 0; c < N; c++) sum[g][c] = fma(w, x[c], sum[g][c]);
+        }
     }
-    for (int c = 0; c < N; c++) store(state + at + c * 16, sum[c]);
+    for (int g = 0; g < G; g++)
+        for (int c = 0; c < N; c++) store(state[g] + at + c * 16, sum[g][c]);
 }
-template <int DTYPE>
-static void chosen_sums(const Shape& s, const float* p, const ChosenTokens& tokens, const ChosenBlock& b,
-                        const ChosenBlock& next, float* state) {
+template <int DTYPE, int G>
+static void chosen_sums(const Shape& s, const float (*p)[BLOCK], const ChosenTokens& tokens,
+                        const ChosenBlock& b, const ChosenBlock& next, float* const (&state)[G]) {
     constexpr bool IS_PAIRED = DTYPE == DT_BF16;
     int at = 0;
     if (is_paired(DTYPE, s.v_dim)) {
@@ -135,59 +149,85 @@ static void chosen_sums(const Shape& s, const float* p, const ChosenTokens& toke
     for (; at + 128 <= s.v_dim; at += 128) chosen_part<DTYPE, 8, false>(s, p, tokens, b, next, at, state);
     for (; at < s.v_dim; at += 16) chosen_part<DTYPE, 1, false>(s, p, tokens, b, next, at, state);
 }
+// A query of a head, scaled, in the order of the rows: q [k_dim].
 template <int DTYPE>
-static void attend_chosen(const SparseArgs& s, const SparseRow& row, int head, const int32_t* chosen,
-                          int count, float* state) {
-    const AttnArgs& a = s.a;
-    const Shape shape(a);
-    const bool scaled = DTYPE == DT_I8;
-    alignas(64) float p[BLOCK], k_scale[BLOCK] = {0}, v_scale[BLOCK] = {0};
-    float q[1024];
-    const float* from = a.q + int64_t(row.token) * a.ldq + int64_t(head) * a.q_head;
+static void read_query(const AttnArgs& a, const Shape& shape, int token, int head, float* q) {
+    const float* from = a.q + int64_t(token) * a.ldq + int64_t(head) * a.q_head;
     for (int i = 0; i < shape.k_dim; i += 16)
         store(q + i, mul(load_n(from + i, lanes_at(i, shape.k_dim)), set1(a.scale)));
     if (is_paired(DTYPE, shape.k_dim)) pair_order(q, shape.k_dim, false);
+}
+// Heads `head` to head + G - 1, of one KV head, over the tokens that it has chosen.
+template <int DTYPE, int G>
+static void attend_heads(const SparseArgs& s, const SparseRow& row, int head, const int32_t* chosen,
+                         int count, float* const (&state)[G]) {
+    const AttnArgs& a = s.a;
+    const Shape shape(a);
+    const bool scaled = DTYPE == DT_I8;
+    alignas(64) float p[G][BLOCK], k_scale[BLOCK] = {0}, v_scale[BLOCK] = {0}, queries[G][1024];
+    const float* q[G];
+    for (int g = 0; g < G; g++) {
+        read_query<DTYPE>(a, shape, row.token, head + g, queries[g]), q[g] = queries[g];
+        clear_state(state[g], shape);
+    }
     const ChosenTokens tokens(s, row, head / shape.group);
     ChosenBlock blocks[2];
     tokens.open(chosen, std::min(count, BLOCK), blocks[0]);
     for (int i = 0; i < BLOCK; i++) tokens.prefetch_k(blocks[0], i), tokens.prefetch_v(blocks[0], i);
-    clear_state(state, shape);
     for (int t = 0, which = 0; t < count; t += BLOCK, which ^= 1) {
         const ChosenBlock& b = blocks[which];
         ChosenBlock& next = blocks[which ^ 1];
         tokens.open(chosen + t + b.count, std::min(count - t - b.count, BLOCK), next);
         for (int i = 0; scaled && i < b.count; i++) k_scale[i] = *b.k_scale[i], v_scale[i] = *b.v_scale[i];
-        chosen_scores<DTYPE>(shape, q, tokens, b, next, p);
-        online_softmax(a, shape, p, scaled ? k_scale : nullptr, scaled ? v_scale : nullptr, state,
-                       VisibleRange{0, b.count, 0.0f, 0.0f});
-        chosen_sums<DTYPE>(shape, p, tokens, b, next, state);
+        chosen_scores<DTYPE, G>(shape, q, tokens, b, next, p);
+        for (int g = 0; g < G; g++)
+            online_softmax(a, shape, p[g], scaled ? k_scale : nullptr, scaled ? v_scale : nullptr, state[g],
+                           VisibleRange{0, b.count, 0.0f, 0.0f});
+        chosen_sums<DTYPE, G>(shape, p, tokens, b, next, state);
     }
-    close_split(shape, state);
-    if (is_paired(DTYPE, shape.v_dim)) pair_order(state, shape.v_dim, true);
+    for (int g = 0; g < G; g++) {
+        close_split(shape, state[g]);
+        if (is_paired(DTYPE, shape.v_dim)) pair_order(state[g], shape.v_dim, true);
+    }
 }
-using AttendChosen = void (*)(const SparseArgs&, const SparseRow&, int, const int32_t*, int, float*);
-static AttendChosen attend_chosen_of(int dtype) {
+// All query heads of KV head k, in pairs, over a split of the chosen tokens.
+template <int DTYPE>
+static void attend_split(const SparseArgs& s, const SparsePlaces& places, const SparseRow& row, int k,
+                         const SparseHead& head, int split) {
+    const int n = std::min(std::min(s.a.cache.heavy->top, row.kv_len) - split * SPLIT, SPLIT);
+    if (n <= 0) return;
+    const int group = int(places.group), first = k * group;
+    const int32_t* chosen = head.chosen + split * SPLIT;
+    auto state = [&](int g) { return head.partials(g) + split * places.state; };
+    int g = 0;
+    for (; g + 2 <= group; g += 2)
+        attend_heads<DTYPE, 2>(s, row, first + g, chosen, n, {state(g), state(g + 1)});
+    if (g < group) attend_heads<DTYPE, 1>(s, row, first + g, chosen, n, {state(g)});
+}
+using AttendSplit = void (*)(const SparseArgs&, const SparsePlaces&, const SparseRow&, int, const SparseHead&,
+                             int);
+static AttendSplit attend_split_of(int dtype) {
     switch (dtype) {
-        case DT_F32: return attend_chosen<DT_F32>;
-        case DT_BF16: return attend_chosen<DT_BF16>;
-        case DT_F16: return attend_chosen<DT_F16>;
-        case DT_I8: return attend_chosen<DT_I8>;
-        case DT_E4M3: return attend_chosen<DT_E4M3>;
-        default: return attend_chosen<DT_E5M2>;
+        case DT_F32: return attend_split<DT_F32>;
+        case DT_BF16: return attend_split<DT_BF16>;
+        case DT_F16: return attend_split<DT_F16>;
+        case DT_I8: return attend_split<DT_I8>;
+        case DT_E4M3: return attend_split<DT_E4M3>;
+        default: return attend_split<DT_E5M2>;
     }
 }
 
 size_t sparse_shared(const SparseArgs& s) {
     const SparsePlaces p(s);
-    return size_t(p.head * s.a.heads * p.rows);
+    return size_t(p.head * s.a.cache.kv_heads * p.rows);
 }
 size_t sparse_local(const SparseArgs& s) { return size_t(BINS + s.max_len + 16) * 4; }
 
 // The rows from `first` on that one wave takes.
 static void sparse_wave(const SparseArgs& s, const SparsePlaces& places, int64_t first, const Ctx& ctx) {
     const AttnArgs& a = s.a;
-    const int top = a.cache.heavy->top;
-    const int64_t count = std::min<int64_t>(places.rows, s.num_rows - first), heads = a.heads;
+    const int top = a.cache.heavy->top, kv_heads = a.cache.kv_heads, group = int(places.group);
+    const int64_t count = std::min<int64_t>(places.rows, s.num_rows - first);
     const int64_t ranges = (s.max_len + SCORED - 1) / SCORED;
     const SparseRow* rows = s.rows + first;
     // f(row, its number in the wave, part) for each part of each row
@@ -197,30 +237,28 @@ static void sparse_wave(const SparseArgs& s, const SparsePlaces& places, int64_t
         });
         ctx.barrier();
     };
-    auto head_at = [&](int64_t row, int64_t head) { return SparseHead(places, s.work, row * heads + head); };
-    const int group = a.heads / a.cache.kv_heads;
-    each(a.cache.kv_heads, [&](const SparseRow& row, int64_t r, int k) {
-        for (int h = k * group; h < (k + 1) * group; h++) label_query(s, row, h, head_at(r, h).labels);
-        guess_least(s, places, r * heads + k * group, group, RowLabels(s, row, k), (int32_t*)ctx.local());
+    auto head_at = [&](int64_t row, int k) { return SparseHead(places, s.work, row * kv_heads + k); };
+    each(kv_heads, [&](const SparseRow& row, int64_t r, int k) {
+        const SparseHead head = head_at(r, k);
+        for (int g = 0; g < group; g++) label_query(s, row, k * group + g, head.labels(g));
+        guess_least(head, top, group, RowLabels(s, row, k), (int32_t*)ctx.local());
     });
     each(ranges, [&](const SparseRow& row, int64_t r, int range) {
         if (range * SCORED < row.kv_len) score_range(s, places, r, row, range);
     });
-    each(heads, [&](const SparseRow& row, int64_t r, int h) {
-        const int n = join_candidates(places, s, row, r * heads + h, h / group);
-        const SparseHead head = head_at(r, h);
+    each(kv_heads, [&](const SparseRow& row, int64_t r, int k) {
+        const SparseHead head = head_at(r, k);
+        const int n = join_candidates(head, top, group, RowLabels(s, row, k));
         choose_best(head.scores, head.tokens, n, top, head.chosen, (int32_t*)ctx.local());
     });
-    const AttendChosen attend = attend_chosen_of(a.cache.dtype);
-    each(heads * places.splits, [&](const SparseRow& row, int64_t r, int part) {
-        const int h = int(part / places.splits), split = int(part % places.splits);
-        const SparseHead head = head_at(r, h);
-        const int n = std::min(std::min(top, row.kv_len) - split * SPLIT, SPLIT);
-        if (n > 0) attend(s, row, h, head.chosen + split * SPLIT, n, head.partials + split * places.state);
+    const AttendSplit attend = attend_split_of(a.cache.dtype);
+    each(kv_heads * places.splits, [&](const SparseRow& row, int64_t r, int part) {
+        const int k = int(part / places.splits), split = int(part % places.splits);
+        attend(s, places, row, k, head_at(r, k), split);
     });
     const Shape shape(a);
-    each(heads, [&](const SparseRow& row, int64_t r, int h) {
-        float* total = head_at(r, h).partials;
+    each(a.heads, [&](const SparseRow& row, int64_t r, int h) {
+        float* total = head_at(r, h / group).partials(h % group);
         begin_accumulator(shape, total, total);
         for (int split = 1; split * SPLIT < std::min(top, row.kv_len); split++)
             merge(shape, total, total + split * places.state);

@@ -1,4 +1,6 @@
-// Which tokens a query of double sparsity attends to: labels of its heads, candidates, the best of them.
+// Which tokens the query heads of a KV head attend to in double sparsity: their labels, candidates, the best
+// of them. A token's score is the largest that one of these heads gives it, in units of the head's largest
+// label, so that each row is read once for all of them.
 #pragma once
 #include <algorithm>
 
@@ -15,13 +17,16 @@ constexpr float LABEL_MOST = 16383.0f;  // of a query's: 512 products with an in
 constexpr float LEAST_SCORE = -3.0e38f;   // what a key that is not finite scores
 constexpr int64_t WAVE_BYTES = 64 << 20;  // of the rows that are worked on at a time
 
-// Places of what a row's heads leave for the next phase.
+// Places of what a row's KV heads leave for the next phase.
 struct SparsePlaces {
-    int64_t labels, scores, counts, chosen, state, splits, partials, head;  // bytes; head: of all of a head
-    int64_t rows;                                                           // at a time
+    int64_t group;                                                   // query heads of a KV head
+    int64_t labels, scores, counts, chosen, state, splits, partials;  // bytes
+    int64_t head;                                                     // bytes of a KV head
+    int64_t rows;                                                     // at a time
     explicit SparsePlaces(const SparseArgs& s) {
         const Heavy& h = *s.a.cache.heavy;
         auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+        group = s.a.heads / s.a.cache.kv_heads;
         labels = lines(label_pairs(h) * 4);
         scores = lines((s.max_len + 15) / 16 * 64);
         counts = lines((1 + (s.max_len + SCORED - 1) / SCORED) * 4);
@@ -29,29 +34,34 @@ struct SparsePlaces {
         splits = (h.top + SPLIT - 1) / SPLIT;
         state = state_floats(s.a.cache.v_dim);
         partials = lines(splits * state * 4);
-        head = labels + 2 * scores + counts + chosen + partials;
-        rows = std::clamp<int64_t>(WAVE_BYTES / (head * s.a.heads), 1, std::max(1, s.num_rows));
+        head = group * (labels + partials) + 2 * scores + counts + chosen;
+        rows = std::clamp<int64_t>(WAVE_BYTES / (head * s.a.cache.kv_heads), 1, std::max(1, s.num_rows));
     }
 };
 // Candidates, the tokens that score `least` at least, stand in the order of tokens, those of each scoring
 // task from the place of its first token on.
 struct SparseHead {
-    int16_t* labels;
     float* scores;    // of candidates
     int32_t* tokens;  // theirs
     int32_t* counts;  // of each task
     float* least;
     int32_t* chosen;
-    float* partials;
-    SparseHead(const SparsePlaces& p, char* memory, int64_t index) {
+    SparseHead(const SparsePlaces& p, char* memory, int64_t index) : places(p) {
         char* at = memory + index * p.head;
-        labels = (int16_t*)at, scores = (float*)(at += p.labels), tokens = (int32_t*)(at += p.scores);
+        all_labels = at, scores = (float*)(at += p.group * p.labels), tokens = (int32_t*)(at += p.scores);
         least = (float*)(at += p.scores), counts = (int32_t*)at + 1, chosen = (int32_t*)(at += p.counts);
-        partials = (float*)(at + p.chosen);
+        all_partials = at + p.chosen;
     }
+    // Of the g-th query head.
+    int16_t* labels(int g) const { return (int16_t*)(all_labels + g * places.labels); }
+    float* partials(int g) const { return (float*)(all_partials + g * places.partials); }
+
+  private:
+    const SparsePlaces& places;
+    char *all_labels, *all_partials;
 };
 
-// A query's heavy channels as integers. Their scale is of no use: all scores of the query have it.
+// A query's heavy channels as integers, the largest of them LABEL_MOST.
 static void label_query(const SparseArgs& s, const SparseRow& row, int head, int16_t* out) {
     const AttnArgs& a = s.a;
     const Heavy& h = *a.cache.heavy;
@@ -64,9 +74,19 @@ static void label_query(const SparseArgs& s, const SparseRow& row, int head, int
         out[i] = i < h.width && scale > 0 ? int16_t(std::nearbyint(q[channels[i]] / scale)) : int16_t(0);
 }
 
-// Sums of products of 16 tokens' labels with those of G queries, as floats.
+#if defined(__AVX512BW__)
+RADIX_INLINE __m512i add_pairs(__m512i sum, __m512i a, __m512i b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+}
+#endif
+// Sums of products of 16 tokens' labels with those of G queries; the largest of each token, as floats.
 template <int G>
-RADIX_INLINE void label_products(const int8_t* tile, const SparseHead* heads, int pairs, vf (&out)[G]) {
+RADIX_INLINE vf label_products(const int8_t* tile, const int16_t* const (&labels)[G], int pairs) {
+    vf best;
     auto both = [](const int16_t* q) {
         int32_t x;
         std::memcpy(&x, q, 4);
@@ -78,10 +98,10 @@ RADIX_INLINE void label_products(const int8_t* tile, const SparseHead* heads, in
     for (int p = 0; p < pairs; p++) {
         const __m512i k = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(tile + p * 2 * TILE)));
         for (int g = 0; g < G; g++)
-            sum[g] = _mm512_add_epi32(sum[g],
-                                      _mm512_madd_epi16(k, _mm512_set1_epi32(both(heads[g].labels + 2 * p))));
+            sum[g] = add_pairs(sum[g], k, _mm512_set1_epi32(both(labels[g] + 2 * p)));
     }
-    for (int g = 0; g < G; g++) out[g] = {_mm512_cvtepi32_ps(sum[g])};
+    for (int g = 1; g < G; g++) sum[0] = _mm512_max_epi32(sum[0], sum[g]);
+    best = {_mm512_cvtepi32_ps(sum[0])};
 #elif defined(__AVX2__)
     __m256i sum[G][2];
     for (int g = 0; g < G; g++) sum[g][0] = sum[g][1] = _mm256_setzero_si256();
@@ -91,22 +111,26 @@ RADIX_INLINE void label_products(const int8_t* tile, const SparseHead* heads, in
                 _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(tile + p * 2 * TILE + half * TILE)));
             for (int g = 0; g < G; g++)
                 sum[g][half] = _mm256_add_epi32(
-                    sum[g][half], _mm256_madd_epi16(k, _mm256_set1_epi32(both(heads[g].labels + 2 * p))));
+                    sum[g][half], _mm256_madd_epi16(k, _mm256_set1_epi32(both(labels[g] + 2 * p))));
         }
-    for (int g = 0; g < G; g++) out[g] = {_mm256_cvtepi32_ps(sum[g][0]), _mm256_cvtepi32_ps(sum[g][1])};
+    for (int half = 0; half < 2; half++)
+        for (int g = 1; g < G; g++) sum[0][half] = _mm256_max_epi32(sum[0][half], sum[g][half]);
+    best = {_mm256_cvtepi32_ps(sum[0][0]), _mm256_cvtepi32_ps(sum[0][1])};
 #else
     (void)both;
+    best = set1(-INFINITY);
     for (int g = 0; g < G; g++) {
         int32_t sum[TILE] = {0};
         for (int p = 0; p < pairs; p++)
             for (int t = 0; t < TILE; t++)
                 for (int i = 0; i < 2; i++)
-                    sum[t] += int32_t(tile[(p * TILE + t) * 2 + i]) * heads[g].labels[2 * p + i];
+                    sum[t] += int32_t(tile[(p * TILE + t) * 2 + i]) * labels[g][2 * p + i];
         float numbers[TILE];
         for (int t = 0; t < TILE; t++) numbers[t] = float(sum[t]);
-        out[g] = load(numbers);
+        best = vmax(best, load(numbers));
     }
 #endif
+    return best;
 }
 // Bits of the lanes with lo <= x < hi.
 RADIX_INLINE uint32_t lanes_within(vf x, float lo, float hi) {
@@ -161,56 +185,45 @@ struct RowLabels {
 struct TileRange {
     int begin, end, step, ahead;
 };
-// Each of G query heads keeps its candidates from `place` on, behind the *count that are there.
-template <int G>
-static void score_tiles(const RowLabels& of, const TileRange& tiles, const SparseHead* heads, int place,
-                        int32_t* const* count) {
+// The candidates stand from `place` on, behind the *count that are there.
+static void score_tiles(const RowLabels& of, const TileRange& tiles, const SparseHead& head, int group,
+                        int place, int32_t* count) {
     const int last = of.num_tiles() - 1;
     const int64_t bytes = label_bytes(*of.c.heavy);
-    int n[G];
-    for (int g = 0; g < G; g++) n[g] = place + *count[g];
+    int n = place + *count;
     for (int i = tiles.begin; i < tiles.end; i += tiles.step) {
         prefetch_bytes(of.tile(std::min(i + tiles.ahead, last)), bytes);
         const int8_t* tile = of.tile(i);
-        vf sum[G];
-        label_products<G>(tile, heads, of.pairs, sum);
+        vf sum = set1(-INFINITY);
+        int g = 0;
+        for (; g + 2 <= group; g += 2)
+            sum = vmax(sum, label_products<2>(tile, {head.labels(g), head.labels(g + 1)}, of.pairs));
+        if (g < group) sum = vmax(sum, label_products<1>(tile, {head.labels(g)}, of.pairs));
         const vf scale = load((const float*)(tile + of.pairs * 2 * TILE));
         const uint32_t there = (1u << lanes_at(i * TILE, of.len)) - 1u;
-        for (int g = 0; g < G; g++) {
-            const vf score = vmin(vmax(mul(sum[g], scale), set1(LEAST_SCORE)), set1(-LEAST_SCORE));
-            const uint32_t bits = lanes_within(score, *heads[g].least, INFINITY) & there;
-            put_lanes(score, bits, heads[g].scores + n[g]);
-            put_numbers(i * TILE, bits, heads[g].tokens + n[g]);
-            n[g] += __builtin_popcount(bits);
-        }
+        const vf score = vmin(vmax(mul(sum, scale), set1(LEAST_SCORE)), set1(-LEAST_SCORE));
+        const uint32_t bits = lanes_within(score, *head.least, INFINITY) & there;
+        put_lanes(score, bits, head.scores + n);
+        put_numbers(i * TILE, bits, head.tokens + n);
+        n += __builtin_popcount(bits);
     }
-    for (int g = 0; g < G; g++) *count[g] = n[g] - place;
-}
-// All query heads of a KV head, in pairs.
-static void score_heads(const SparsePlaces& places, char* work, int64_t first, int group, const RowLabels& of,
-                        const TileRange& tiles, int range) {
-    for (int g = 0; g < group; g += 2) {
-        const SparseHead heads[2] = {{places, work, first + g},
-                                     {places, work, first + std::min(g + 1, group - 1)}};
-        int32_t* const count[2] = {heads[0].counts + range, heads[1].counts + range};
-        if (g + 1 < group)
-            score_tiles<2>(of, tiles, heads, range * SCORED, count);
-        else
-            score_tiles<1>(of, tiles, heads, range * SCORED, count);
-    }
+    *count = n - place;
 }
 
 // Tokens of a task for all heads: those of a page are neighbours.
 static void score_range(const SparseArgs& s, const SparsePlaces& places, int64_t index, const SparseRow& row,
                         int range) {
     constexpr int AT_ONCE = 8;  // tiles
-    const int heads = s.a.heads, kv_heads = s.a.cache.kv_heads, group = heads / kv_heads;
+    const int kv_heads = s.a.cache.kv_heads;
     const int end = (std::min((range + 1) * SCORED, row.kv_len) + TILE - 1) / TILE;
-    for (int h = 0; h < heads; h++) SparseHead(places, s.work, index * heads + h).counts[range] = 0;
+    auto head_at = [&](int k) { return SparseHead(places, s.work, index * kv_heads + k); };
+    for (int k = 0; k < kv_heads; k++) head_at(k).counts[range] = 0;
     for (int i = range * (SCORED / TILE); i < end; i += AT_ONCE)
-        for (int k = 0; k < kv_heads; k++)
-            score_heads(places, s.work, index * heads + k * group, group, RowLabels(s, row, k),
-                        {i, std::min(i + AT_ONCE, end), 1, AT_ONCE}, range);
+        for (int k = 0; k < kv_heads; k++) {
+            const SparseHead head = head_at(k);
+            score_tiles(RowLabels(s, row, k), {i, std::min(i + AT_ONCE, end), 1, AT_ONCE}, head,
+                        int(places.group), range * SCORED, head.counts + range);
+        }
 }
 
 // Scores as numbers of bins, a monotone map; which is the bin of the n-th best?
@@ -286,37 +299,26 @@ static void choose_best(const float* scores, const int32_t* tokens, int n, int t
 }
 
 // Scores some tiles to guess which score twice `top` tokens reach, so that few others are kept.
-static void guess_least(const SparseArgs& s, const SparsePlaces& places, int64_t first, int group,
-                        const RowLabels& of, int32_t* memory) {
-    const int top = s.a.cache.heavy->top;
-    for (int g = 0; g < group; g++) {
-        const SparseHead head(places, s.work, first + g);
-        *head.least = -INFINITY, head.counts[0] = 0;
-    }
+static void guess_least(const SparseHead& head, int top, int group, const RowLabels& of, int32_t* memory) {
+    *head.least = -INFINITY, head.counts[0] = 0;
     if (of.len < 4 * top) return;
-    score_heads(places, s.work, first, group, of, {0, of.num_tiles(), SAMPLED, 4 * SAMPLED}, 0);
-    for (int g = 0; g < group; g++) {
-        const SparseHead head(places, s.work, first + g);
-        const int n = head.counts[0], wanted = int(2 * int64_t(n) * top / of.len) + 16;
-        if (wanted < n) *head.least = ScoreBins(head.scores, n).bottom_of(wanted, memory);
-    }
+    score_tiles(of, {0, of.num_tiles(), SAMPLED, 4 * SAMPLED}, head, group, 0, head.counts);
+    const int n = head.counts[0], wanted = int(2 * int64_t(n) * top / of.len) + 16;
+    if (wanted < n) *head.least = ScoreBins(head.scores, n).bottom_of(wanted, memory);
 }
 
 // Brings a head's candidates together. If they are fewer than are to be chosen, all tokens become candidates.
-static int join_candidates(const SparsePlaces& places, const SparseArgs& s, const SparseRow& row,
-                           int64_t index, int k) {
-    const SparseHead head(places, s.work, index);
+static int join_candidates(const SparseHead& head, int top, int group, const RowLabels& of) {
     int n = head.counts[0];
-    for (int range = 1; range * SCORED < row.kv_len; range++) {
+    for (int range = 1; range * SCORED < of.len; range++) {
         const int from = range * SCORED, count = head.counts[range];
         std::copy(head.scores + from, head.scores + from + count, head.scores + n);
         std::copy(head.tokens + from, head.tokens + from + count, head.tokens + n);
         n += count;
     }
-    if (n >= std::min(row.kv_len, s.a.cache.heavy->top)) return n;
+    if (n >= std::min(of.len, top)) return n;
     *head.least = -INFINITY, head.counts[0] = 0;
-    const RowLabels of(s, row, k);
-    score_heads(places, s.work, index, 1, of, {0, of.num_tiles(), 1, 4}, 0);
+    score_tiles(of, {0, of.num_tiles(), 1, 4}, head, group, 0, head.counts);
     return head.counts[0];
 }
 

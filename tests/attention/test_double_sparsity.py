@@ -143,7 +143,7 @@ def test_candidates_of_a_long_sequence(is_uneven: bool) -> None:
 def test_of_equal_scores_the_earlier_token_is_chosen() -> None:
     q, k = torch.randn(6, 20), torch.randn(1, 2, 20).expand(9, 2, 20)
     channels = torch.arange(4).int().expand(2, 4)
-    assert chosen_tokens(q, k, channels, 3).tolist() == [[True] * 3 + [False] * 6] * 6
+    assert chosen_tokens(q, k, channels, 3).tolist() == [[True] * 3 + [False] * 6] * 2
 
 
 @needs_cpu
@@ -152,6 +152,15 @@ def test_kernels_choose_the_earlier_of_equal_tokens() -> None:
     case.k[0][:] = case.k[0][:1]
     ours, theirs = (_run(name, case, _sparsity(7, 0)) for name in ("cpu", "torch_native"))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_heads_of_a_group_share_what_either_likes_best() -> None:
+    """In units of their own largest label: a head with small numbers counts as much."""
+    q, k = torch.zeros(2, 4), torch.zeros(4, 1, 4)
+    q[0, 0], q[1, 1] = 1.0, 0.01
+    k[1, 0, 0], k[2, 0, 1], k[3, 0, 2] = 1.0, 1.0, 9.0
+    channels = torch.arange(2).int()[None]
+    assert chosen_tokens(q, k, channels, 2).tolist() == [[False, True, True, False]]
 
 
 def test_all_channels_and_all_tokens_are_dense_attention() -> None:

@@ -1,5 +1,6 @@
 """Double sparsity (arXiv:2408.07092): from some length on, an output token scores all tokens by a
-few channels of their keys, the heavy ones, and attends to the best of them alone.
+few channels of their keys, the heavy ones, and attends to the best of them alone. The query heads
+of a KV head share what they choose, so that its rows are read once.
 
 Prompts are dense. A token is sparse by its position, the prompt's length and the options, so that
 its numbers do not depend on chunks, drafts or a second computation.
@@ -30,7 +31,7 @@ LABEL_MOST = 16383.0  # of a query's labels: sums of their products with int8 fi
 
 
 class DoubleSparsity(Record, eq=False):
-    """``channels``: int32 [K, W] by layer of this rank; ``tokens``: how many a head attends to;
+    """``channels``: int32 [K, W] by layer of this rank; ``tokens``: how many a KV head is read at;
     ``threshold``: sequences of fewer tokens are dense; ``digest``: what the labels of all ranks'
     caches depend on."""
 
@@ -171,12 +172,12 @@ def attend_sparse(
     site: AttentionSite,
 ) -> Tensor:  # fmt: skip
     """One sparse row in plain torch: float32 [H, V]."""
-    chosen_HN = chosen_tokens(q_HC, k_NKC, channels_KW, tokens)
+    chosen_KN = chosen_tokens(q_HC, k_NKC, channels_KW, tokens)
     q_KGC = q_HC.float().view(site.kv_heads, -1, q_HC.shape[1])
-    scores = (q_KGC @ k_NKC.float().permute(1, 2, 0)).flatten(0, 1) * site.scale
+    scores = (q_KGC @ k_NKC.float().permute(1, 2, 0)) * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
-    scores = scores.masked_fill(~chosen_HN, -torch.inf)
+    scores = scores.masked_fill(~chosen_KN[:, None], -torch.inf).flatten(0, 1)
     if site.sinks is not None:
         scores = torch.cat((scores, site.sinks.float()[:, None]), 1)
     weights = scores.softmax(-1)[:, : len(k_NKC)].view(*q_KGC.shape[:2], -1)
@@ -184,7 +185,9 @@ def attend_sparse(
 
 
 def chosen_tokens(q_HC: Tensor, k_NKC: Tensor, channels_KW: Tensor, tokens: int) -> Tensor:
-    """bool [H, N]: the tokens with the best approximate scores, of equal ones the earlier."""
+    """bool [K, N]: the tokens with the best approximate scores, of equal ones the earlier. A token's
+    is the largest that a query head of the KV head gives it, in units of the head's largest
+    label."""
     channels = channels_KW.long()
     labels_NKW, scale_NK = quantize_int8(
         k_NKC.float().gather(2, channels.expand(len(k_NKC), -1, -1))
@@ -195,7 +198,7 @@ def chosen_tokens(q_HC: Tensor, k_NKC: Tensor, channels_KW: Tensor, tokens: int)
     q_HW = torch.where(scale_H1 > 0, q_HW / scale_H1, 0.0).round()
     # float64 holds the sums of integers exactly
     sums_KGN = q_HW.double().view(len(channels), group, -1) @ labels_NKW.double().permute(1, 2, 0)
-    scores_HN = (sums_KGN.float() * scale_NK.T[:, None]).flatten(0, 1)
-    order = torch.sort(scores_HN, dim=1, descending=True, stable=True)[1]
-    chosen = torch.zeros_like(scores_HN, dtype=torch.bool)
+    scores_KN = sums_KGN.amax(1).float() * scale_NK.T
+    order = torch.sort(scores_KN, dim=1, descending=True, stable=True)[1]
+    chosen = torch.zeros_like(scores_KN, dtype=torch.bool)
     return chosen.scatter_(1, order[:, :tokens], True)

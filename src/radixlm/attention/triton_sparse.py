@@ -1,9 +1,9 @@
-"""Double sparsity of the Triton backend (attention/double_sparsity.py). The tokens that a head has
-chosen are the pages, of one row each, of a sequence of its own, to which the paged kernel attends.
+"""Double sparsity of the Triton backend (attention/double_sparsity.py). The tokens that a KV head
+has chosen are the pages, of one row each, of a sequence of its own, to which the paged kernel attends.
 What is sparse is decided on the device wherever a step may be captured.
 
 Legend: T packed tokens, S sequences, R rows that may be sparse, H query heads, K KV heads, C
-channels of K, V of V, W heavy channels, N = R * H, L layers.
+channels of K, V of V, W heavy channels, N = R * K, L layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -161,7 +161,7 @@ class SparseAttention:
         page_table_SP: Tensor,
     ) -> None:
         """Replace the sparse rows of ``out``."""
-        rows, heads = self.rows, site.heads
+        rows, heads = self.rows, site.kv_heads
         q_RHC = q_THC[rows.token_R]
         num, max_len = len(q_RHC) * heads, page_table_SP.shape[1] * cache.page_size
         chosen = self._take("chosen", num * self._tokens, torch.int32).view(num, self._tokens)
@@ -170,7 +170,7 @@ class SparseAttention:
             q_RHC, pool.channels_LKW[site.layer], pool.labels_of(site.layer), page_table_SP,
             (rows.sequence_R, rows.seen_R), cache.page_size, keys, chosen,
         )  # fmt: skip
-        out_RHV = self._over_chosen(q_RHC, cache, site, chosen).view(len(q_RHC), heads, -1)
+        out_RHV = self._over_chosen(q_RHC, cache, site, chosen).view(*q_RHC.shape[:2], -1)
         is_sparse = (rows.seen_R > 0)[:, None, None]
         out_THV[rows.token_R] = torch.where(
             is_sparse, out_RHV.to(out_THV.dtype), out_THV[rows.token_R]
@@ -179,8 +179,9 @@ class SparseAttention:
     def _over_chosen(
         self, q_RHC: Tensor, cache: Cache, site: AttentionSite, chosen_NT: Tensor
     ) -> Tensor:
-        """Each head of each row over its own tokens: [N, 1, V]."""
-        num, heads, one = len(chosen_NT), site.heads, replace(site, heads=1, kv_heads=1)
+        """The query heads of each KV head of each row over its tokens: [N, H / K, V]."""
+        num, heads, group = len(chosen_NT), site.kv_heads, site.heads // site.kv_heads
+        one = replace(site, heads=group, kv_heads=1)
         if heads not in self._lengths:
             starts = torch.arange(num + 1, dtype=torch.int32, device=q_RHC.device)
             length_R = self.rows.seen_R.clamp(max=self._tokens)
@@ -203,10 +204,10 @@ class SparseAttention:
                 self._take("parts", count * site.v_dim, torch.float32),
                 self._take("levels", count, torch.float32),
             )
-        out = torch.empty(num, 1, site.v_dim, dtype=dtype, device=q_RHC.device)
+        out = torch.empty(num, group, site.v_dim, dtype=dtype, device=q_RHC.device)
         step, by_row = StepTensors(starts, lengths, chosen_NT), _by_row(cache)
         prepared = Prepared.of(shape, by_row, False, self._works[key], num_units, partials)
-        attend(q_RHC.reshape(num, 1, -1), out, by_row, one, step, prepared, 1)
+        attend(q_RHC.reshape(num, group, -1), out, by_row, one, step, prepared, 1)
         return out
 
 

@@ -234,7 +234,7 @@ class ExecuteConfig(Group):
     ] = 32
     ds_heavy_token_num: Annotated[
         int,
-        "Tokens that a head attends to.",
+        "Tokens that the query heads of a KV head attend to, chosen together.",
         Flag(within=POSITIVE, part_of=("enable_double_sparsity",)),
     ] = 256
     ds_heavy_channel_type: Annotated[

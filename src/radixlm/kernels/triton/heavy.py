@@ -36,7 +36,7 @@ def score_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_W: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, k, i): TOKENS tokens of row r for the query heads of KV head k. A score is
+    """Program (r, k, i): TOKENS tokens of row r for KV head k, the best score of its query heads,
     written as the whole number of its float32's bits, larger for better ones, unsigned."""
     row, head, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * TOKENS
     length = tl.load(seen + row)
@@ -60,11 +60,12 @@ def score_kernel(
     high = _products((label >> 7).to(tl.int8), key).to(tl.int32)
     low = _products((label & 127).to(tl.int8), key).to(tl.int32)
     scale = tl.load(scales + key_row, mask=n < length, other=0.0)
-    score = (high * 128 + low).to(tl.float32) * scale[None, :] + 0.0  # no negative zeros
+    best = tl.max(tl.where((g < GROUP)[:, None], high * 128 + low, -2147483648), 0)
+    score = best.to(tl.float32) * scale + 0.0  # no negative zeros
     bits = score.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, ~bits, bits ^ -2147483648)
-    out = keys + (row * (KV_HEADS * GROUP) + head * GROUP + g).to(tl.int64)[:, None] * keys_stride
-    tl.store(out + n[None, :], order, mask=(g < GROUP)[:, None] & (n < length)[None, :])
+    out = keys + (row * KV_HEADS + head).to(tl.int64) * keys_stride
+    tl.store(out + n, order, mask=n < length)
 
 
 @triton.jit
@@ -79,14 +80,14 @@ def _digits(keys, begin, length, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
             do_not_specialize_on_alignment=["seen", "sequences", "page_table"])  # fmt: skip
 def select_kernel(
     keys, page_table, sequences, seen, chosen, table_stride, keys_stride, first_row, top,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h): the ``top`` best tokens of a head in order, of equal ones the earlier, as
+    """Program (r, k): the ``top`` best tokens of a head in order, of equal ones the earlier, as
     rows of a cache [slots * K, ...]. The key of the last one is found byte by byte, the highest
     first."""
     row, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(seen + row)
-    keys += (row * HEADS + head).to(tl.int64) * keys_stride
+    keys += (row * KV_HEADS + head).to(tl.int64) * keys_stride
     wanted = tl.minimum(top, length)
     least = tl.zeros([], tl.int64)  # bytes of the last key, as far as they are known
     byte = tl.arange(0, 256)
@@ -101,7 +102,7 @@ def select_kernel(
         wanted -= tl.sum(tl.where(byte > last, counts, 0))
         least = least * 256 + last
     pages = page_table + tl.load(sequences + row).to(tl.int64) * table_stride
-    chosen += ((first_row + row) * HEADS + head).to(tl.int64) * top
+    chosen += ((first_row + row) * KV_HEADS + head).to(tl.int64) * top
     done, equals = 0, 0
     for begin in range(0, length, BLOCK):
         key, inside = _digits(keys, begin, length, 0, BLOCK)
@@ -110,7 +111,7 @@ def select_kernel(
         takes = (inside & ((key > least) | ((is_equal != 0) & (number < wanted)))).to(tl.int32)
         n = begin + tl.arange(0, BLOCK)
         page = tl.load(pages + n // PAGE, mask=takes != 0, other=0).to(tl.int64)
-        cache_row = (page * PAGE + n % PAGE) * KV_HEADS + head // (HEADS // KV_HEADS)
+        cache_row = (page * PAGE + n % PAGE) * KV_HEADS + head
         at = done + tl.cumsum(takes, 0) - takes
         tl.store(chosen + at, cache_row.to(tl.int32), mask=takes != 0)
         done += tl.sum(takes)
@@ -127,12 +128,12 @@ def choose(
     keys: Tensor,
     chosen_NT: Tensor,
 ) -> None:
-    """Fill ``chosen_NT`` (int32 [R * H, T]) with rows of the cache. ``labels``: int8 [slots, K, W]
+    """Fill ``chosen_NT`` (int32 [R * K, T]) with rows of the cache. ``labels``: int8 [slots, K, W]
     and their scales; ``rows``: int32 [R] each, the sequence and how many tokens it sees, 0: nothing
     is chosen; ``keys``: int32 memory, for some rows at once."""
     (num_rows, heads, _), (kv_heads, width) = q_RHC.shape, channels_KW.shape
     max_len = page_table_SP.shape[1] * page_size
-    wave = max(1, keys.numel() // (heads * max_len))
+    wave = max(1, keys.numel() // (kv_heads * max_len))
     group, sizes = heads // kv_heads, {"KV_HEADS": kv_heads, "PAGE": page_size}
     for first in range(0, num_rows, wave):
         sequences, seen = (x[first : first + wave] for x in rows)
@@ -145,10 +146,10 @@ def choose(
             num_warps=4,
         )  # fmt: skip
         launch(
-            select_kernel, (count, heads),
+            select_kernel, (count, kv_heads),
             (keys, page_table_SP, sequences, seen, chosen_NT),
             (page_table_SP.stride(0), max_len, first, chosen_NT.shape[1]),
-            HEADS=heads, BLOCK=_SELECTED, **sizes, num_warps=8,
+            BLOCK=_SELECTED, **sizes, num_warps=8,
         )  # fmt: skip
 
 

@@ -20,5 +20,5 @@ def variants() -> tuple[Variant, ...]:
             name, sizes = f"score-{pointer[1:]}-{group}-{width}", sizes | _blocks(group, width)
             found.append(Variant(name, score_kernel, types, sizes, 4, 3))
     types = {"keys": "*i32", "chosen": "*i32", "first_row": "i32", "top": "i32"}
-    sizes = {"HEADS": 32, "KV_HEADS": 8, "PAGE": 16, "BLOCK": _SELECTED}
+    sizes = {"KV_HEADS": 8, "PAGE": 16, "BLOCK": _SELECTED}
     return (*found, Variant("select", select_kernel, types | tables | numbers, sizes, 8, 3))
