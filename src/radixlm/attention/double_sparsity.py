@@ -185,9 +185,9 @@ def attend_sparse(
 
 
 def chosen_tokens(q_HC: Tensor, k_NKC: Tensor, channels_KW: Tensor, tokens: int) -> Tensor:
-    """bool [K, N]: the tokens with the best approximate scores, of equal ones the earlier. A token's
-    is the largest that a query head of the KV head gives it, in units of the head's largest
-    label."""
+    """bool [K, N]: the tokens with the best approximate scores, of equal ones the earlier. A
+    token's is the largest that a query head of the KV head gives it, in units of the head's
+    largest label."""
     channels = channels_KW.long()
     labels_NKW, scale_NK = quantize_int8(
         k_NKC.float().gather(2, channels.expand(len(k_NKC), -1, -1))

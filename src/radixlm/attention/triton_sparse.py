@@ -1,6 +1,6 @@
 """Double sparsity of the Triton backend (attention/double_sparsity.py). The tokens that a KV head
-has chosen are the pages, of one row each, of a sequence of its own, to which the paged kernel attends.
-What is sparse is decided on the device wherever a step may be captured.
+has chosen are the pages, of one row each, of a sequence of its own, to which the paged kernel
+attends. What is sparse is decided on the device wherever a step may be captured.
 
 Legend: T packed tokens, S sequences, R rows that may be sparse, H query heads, K KV heads, C
 channels of K, V of V, W heavy channels, N = R * K, L layers.
