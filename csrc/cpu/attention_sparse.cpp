@@ -1,6 +1,7 @@
 // Double sparsity (arXiv:2408.07092): the queries of a KV head score all tokens by the labels of their keys,
 // then attend to the best ones. Their numbers depend on nothing but their own sequence: sums of labels are
-// integers, of equal scores the earlier token is chosen, chosen tokens are attended to in order, in splits of 512.
+// integers, of equal scores the earlier token is chosen, chosen tokens are attended to in order, in splits of
+// 512.
 #include "heavy_tokens.h"
 
 namespace radix {

@@ -19,7 +19,7 @@ constexpr int64_t WAVE_BYTES = 64 << 20;  // of the rows that are worked on at a
 
 // Places of what a row's KV heads leave for the next phase.
 struct SparsePlaces {
-    int64_t group;                                                   // query heads of a KV head
+    int64_t group;                                                    // query heads of a KV head
     int64_t labels, scores, counts, chosen, state, splits, partials;  // bytes
     int64_t head;                                                     // bytes of a KV head
     int64_t rows;                                                     // at a time
@@ -97,8 +97,7 @@ RADIX_INLINE vf label_products(const int8_t* tile, const int16_t* const (&labels
     for (int g = 0; g < G; g++) sum[g] = _mm512_setzero_si512();
     for (int p = 0; p < pairs; p++) {
         const __m512i k = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(tile + p * 2 * TILE)));
-        for (int g = 0; g < G; g++)
-            sum[g] = add_pairs(sum[g], k, _mm512_set1_epi32(both(labels[g] + 2 * p)));
+        for (int g = 0; g < G; g++) sum[g] = add_pairs(sum[g], k, _mm512_set1_epi32(both(labels[g] + 2 * p)));
     }
     for (int g = 1; g < G; g++) sum[0] = _mm512_max_epi32(sum[0], sum[g]);
     best = {_mm512_cvtepi32_ps(sum[0])};
