@@ -41,6 +41,19 @@ def test_another_number_of_requests_is_judged_by_itself() -> None:
     assert drafted_share(0.0, 3000, trial, rows=32) < 0.1
 
 
+def test_a_slower_machine_ends_no_drafts() -> None:
+    """All steps take twice as long from some moment on, in the middle of a trial."""
+    for begins in range(60, 90):
+        trial, num_drafted = Trial(), 0
+        for number in range(400):
+            drafts = trial.allows()
+            num_drafted += drafts
+            trial.accepted(drafts)
+            seconds = 0.015 if drafts else 0.01
+            trial.observe(1, 1 + drafts, seconds * (1 + (number >= begins)), int(drafts))
+        assert num_drafted > 350
+
+
 def test_one_disturbed_step_ends_no_drafts() -> None:
     trial, num_drafted = Trial(), 0
     for _ in range(40):
