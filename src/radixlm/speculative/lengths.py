@@ -114,7 +114,7 @@ class DraftLength:
             return 0
         if self.always:
             return self.max_drafts
-        if num_rows >= _JUDGED_ROWS and not self._is_device and not self.trial.allows():
+        if num_rows >= _JUDGED_ROWS and not self._is_device and not self.trial.allows(num_rows):
             return 0
         if self._is_probe_due:
             return self.max_drafts
@@ -224,11 +224,11 @@ class DraftLength:
         self._is_device = True
         self._num_held -= 1
         is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
-        is_due &= not self.trial.is_off
+        is_due &= not self.trial.is_off(len(rids))
         if (self._num_held >= 0 and not is_due) or not rids:
             return self._no_drafts(len(rids))
         lens = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
-        is_none = not (lens.any() and self.trial.allows())
+        is_none = not (lens.any() and self.trial.allows(len(rids)))
         self._num_held = _HELD_DEVICE_STEPS if not lens.any() else 0
         if is_none and is_due and self._is_hopeless(len(rids), other_tokens):
             is_due, self._probe_after = False, _HOPELESS_STEPS
@@ -257,8 +257,9 @@ class DraftLength:
     def _no_drafts(self, rows: int) -> Int32Array | None:
         """The device's drafter proposes nothing; it rests if it will not for long."""
         self._num_idle += 1
-        is_soon = self._num_steps + _SEEN_STEPS >= self._probe_after and not self.trial.is_off
-        if (self._num_idle > _IDLE_STEPS or self.trial.is_off) and not is_soon:
+        is_off = self.trial.is_off(rows)
+        is_soon = self._num_steps + _SEEN_STEPS >= self._probe_after and not is_off
+        if (self._num_idle > _IDLE_STEPS or is_off) and not is_soon:
             self._num_seen = 0
             self._rest()
             return None
