@@ -3,6 +3,7 @@ model of Qwen3-0.6B's shape, dummy weights, random keys and values.
 
     PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype bf16 --quantization w8a8_int8
     PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype int4 --quantization w8a8_int8
+    PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype int4 --sparse
 """
 
 import argparse
@@ -106,13 +107,14 @@ def main() -> None:
     """Print the medians of both steps, run in turn, and of their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kv-cache-dtype", default="bf16", choices=["bf16", "int8", "int4"])
+    parser.add_argument("--sparse", action="store_true", help="int4: not beside int8")
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     native().set_max_threads(args.threads)
     model = _model(args.quantization)
-    if args.kv_cache_dtype == "int4":
+    if args.kv_cache_dtype == "int4" and not args.sparse:
         names, first, second = (
             ("int8", "int4"),
             _step(model, "int8", None),

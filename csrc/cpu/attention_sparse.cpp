@@ -2,6 +2,7 @@
 // then attend to the best ones. Their numbers depend on nothing but their own sequence: sums of labels are
 // integers, of equal scores the earlier token is chosen, chosen tokens are attended to in order, in splits of
 // 512.
+#include "hadamard.h"
 #include "heavy_tokens.h"
 
 namespace radix {
@@ -11,14 +12,52 @@ namespace RADIX_ISA {
 struct ChosenBlock {
     int count = 0;
     const char *k[BLOCK], *v[BLOCK];
-    const float *k_scale[BLOCK], *v_scale[BLOCK];  // null where there are none
+    // Null where there are none; of int4 a bfloat16 for each 32 channels, TILE apart.
+    const char *k_scale[BLOCK], *v_scale[BLOCK];
 };
+
+// 32 channels of an int4 row as two vectors. `row`: its byte of the first four, in a tile of values.
+RADIX_INLINE void load_i4_pair(const char* row, const char* scale, int group, vf& low, vf& high) {
+    const int lane = int(uintptr_t(row) & 3);
+    const char* bytes = row - lane + group * 256;
+    const vf step = set1(bf16_to_float(((const uint16_t*)scale)[group * TILE]));
+#if defined(__AVX512F__)
+    const __m512i both = _mm512_srl_epi32(_mm512_loadu_si512(bytes), _mm_cvtsi32_si128(8 * lane)),
+                  mask = _mm512_set1_epi32(15), zero_at = _mm512_set1_epi32(8);
+    auto numbers = [&](__m512i x) {
+        return vf{_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(x, mask), zero_at))};
+    };
+    low = mul(numbers(both), step), high = mul(numbers(_mm512_srli_epi32(both, 4)), step);
+#else
+    alignas(64) float x[2][16];
+    for (int j = 0; j < 16; j++) {
+        const uint8_t b = uint8_t(bytes[j * 4 + lane]);
+        x[0][j] = float((b & 15) - 8), x[1][j] = float((b >> 4) - 8);
+    }
+    low = mul(load(x[0]), step), high = mul(load(x[1]), step);
+#endif
+}
+// Channels [at, at + 16) of a row, zeros from `dim` on.
 template <int DTYPE>
-RADIX_INLINE vf load_part(const void* row, int at, int dim) {
-    if (at + 16 <= dim) return load_kv<DTYPE>(row, at);
-    float rest[16] = {0};
-    for (int i = at; i < dim; i++) rest[i - at] = load_kv_scalar<DTYPE>(row, i);
-    return load(rest);
+RADIX_INLINE vf load_part(const char* row, const char* scale, int at, int dim) {
+    if constexpr (DTYPE == DT_I4) {
+        vf x[2];
+        load_i4_pair(row, scale, at / 32, x[0], x[1]);
+        return x[at / 16 % 2];
+    } else {
+        if (at + 16 <= dim) return load_kv<DTYPE>(row, at);
+        float rest[16] = {0};
+        for (int i = at; i < dim; i++) rest[i - at] = load_kv_scalar<DTYPE>(row, i);
+        return load(rest);
+    }
+}
+// Channels [at, at + 32) of a row that has them, in the order that pair_order gives.
+template <int DTYPE>
+RADIX_INLINE void load_pair(const char* row, const char* scale, int at, vf& first, vf& second) {
+    if constexpr (DTYPE == DT_I4)
+        load_i4_pair(row, scale, at / 32, first, second);
+    else
+        load_bf16_pairs((const uint16_t*)row + at, first, second);
 }
 
 class ChosenTokens {
@@ -30,16 +69,17 @@ class ChosenTokens {
           kv_head(head) {}
     void open(const int32_t* chosen, int count, ChosenBlock& b) const {
         const int64_t k_row = c.k_dim * dtype_size(c.dtype), v_row = c.v_dim * dtype_size(c.dtype);
-        const int64_t k_numbers = TILE * k_row, v_numbers = TILE * v_row;
-        const bool is_scaled = c.dtype == DT_I8;
+        const int64_t k_numbers = numbers_bytes(rows, c.k_dim), v_numbers = numbers_bytes(c, c.v_dim);
+        const int scale = c.dtype == DT_I8 ? 4 : is_int4 ? 2 : 0;
         b.count = count;
         for (int i = 0; i < count; i++) {
             const int lane = chosen[i] % TILE;
             const int64_t at = tile_index(c, pages, kv_head, chosen[i] / TILE);
             const char *k = (const char*)rows.v + at * k_tile, *v = (const char*)c.v + at * v_tile;
-            b.k[i] = k + lane * k_row, b.v[i] = v + lane * v_row;
-            b.k_scale[i] = is_scaled ? (const float*)(k + k_numbers) + lane : nullptr;
-            b.v_scale[i] = is_scaled ? (const float*)(v + v_numbers) + lane : nullptr;
+            b.k[i] = k + (is_int4 ? lane / 4 * 64 + lane % 4 : lane * k_row);
+            b.v[i] = v + (is_int4 ? lane / 4 * 64 + lane % 4 : lane * v_row);
+            b.k_scale[i] = scale ? k + k_numbers + lane * scale : nullptr;
+            b.v_scale[i] = scale ? v + v_numbers + lane * scale : nullptr;
         }
     }
     // Ask for token i, which is somewhere in memory; many at once would stall each other.
@@ -55,16 +95,23 @@ class ChosenTokens {
     const int32_t* pages;
     int kv_head;
     const int64_t k_tile = tile_bytes(rows, c.k_dim), v_tile = tile_bytes(c, c.v_dim);
+    const bool is_int4 = c.dtype == DT_I4;
 
-    RADIX_INLINE void prefetch_row(const void* row, int dim, const float* scale) const {
+    RADIX_INLINE void prefetch_row(const char* row, int dim, const char* scale) const {
+        if (is_int4) {
+            for (int i = 0; i < groups_of(dim); i++) __builtin_prefetch(row + i * 256, 0, 2);
+            prefetch_bytes(scale, groups_of(dim) * TILE * 2);
+            return;
+        }
         prefetch_bytes(row, dim * dtype_size(c.dtype));
         if (scale) __builtin_prefetch(scale, 0, 2);
     }
 };
 
-// Numbers of bfloat16 are widened in pairs, the even ones and the odd ones of 32: two operations instead of
-// four. So queries and sums are in this order while a split lasts.
-constexpr bool is_paired(int dtype, int dim) { return dtype == DT_BF16 && dim % 32 == 0; }
+// Rows of bfloat16 and int4 are widened 32 channels at a time. Of bfloat16 these are the even ones and the
+// odd ones, two operations instead of four: so queries and sums are in this order while a split lasts.
+constexpr bool is_paired(int dtype, int dim) { return (dtype == DT_BF16 || dtype == DT_I4) && dim % 32 == 0; }
+constexpr bool is_reordered(int dtype, int dim) { return dtype == DT_BF16 && is_paired(dtype, dim); }
 // x [dim] to that order, or back.
 static void pair_order(float* x, int dim, bool is_back) {
     float from[1024];
@@ -86,19 +133,19 @@ static void chosen_scores(const Shape& s, const float* const (&q)[G], const Chos
         for (int t = 0; t < AT_ONCE; t++) {
             tokens.prefetch_k(next, t0 + t);
             if (t0 + t >= b.count) continue;
-            const void* k = b.k[t0 + t];
+            const char *k = b.k[t0 + t], *scale = b.k_scale[t0 + t];
             if (is_paired(DTYPE, s.k_dim))
                 for (int i = 0; i < s.k_dim; i += 32) {
-                    vf even, odd;
-                    load_bf16_pairs((const uint16_t*)k + i, even, odd);
+                    vf first, second;
+                    load_pair<DTYPE>(k, scale, i, first, second);
                     for (int g = 0; g < G; g++) {
                         vf& sum = r[g * AT_ONCE + t];
-                        sum = fma(load(q[g] + i + 16), odd, fma(load(q[g] + i), even, sum));
+                        sum = fma(load(q[g] + i + 16), second, fma(load(q[g] + i), first, sum));
                     }
                 }
             else
                 for (int i = 0; i < s.k_dim; i += 16) {
-                    const vf x = load_part<DTYPE>(k, i, s.k_dim);
+                    const vf x = load_part<DTYPE>(k, scale, i, s.k_dim);
                     for (int g = 0; g < G; g++)
                         r[g * AT_ONCE + t] = fma(load(q[g] + i), x, r[g * AT_ONCE + t]);
                 }
@@ -123,11 +170,11 @@ static void chosen_part(const Shape& s, const float (*p)[BLOCK], const ChosenTok
         vf x[N];
         if constexpr (IS_PAIRED)
             for (int c = 0; c < N; c += 2)
-                load_bf16_pairs((const uint16_t*)b.v[t] + at + c * 16, x[c], x[c + 1]);
+                load_pair<DTYPE>(b.v[t], b.v_scale[t], at + c * 16, x[c], x[c + 1]);
         else if constexpr (N > 1)
             for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(b.v[t], at + c * 16);
         else
-            x[0] = load_part<DTYPE>(b.v[t], at, s.v_dim);
+            x[0] = load_part<DTYPE>(b.v[t], b.v_scale[t], at, s.v_dim);
         for (int g = 0; g < G; g++) {
             const vf w = set1(p[g][t]);
             for (int c = 0; c < N; c++) sum[g][c] = fma(w, x[c], sum[g][c]);
@@ -139,7 +186,7 @@ static void chosen_part(const Shape& s, const float (*p)[BLOCK], const ChosenTok
 template <int DTYPE, int G>
 static void chosen_sums(const Shape& s, const float (*p)[BLOCK], const ChosenTokens& tokens,
                         const ChosenBlock& b, const ChosenBlock& next, float* const (&state)[G]) {
-    constexpr bool IS_PAIRED = DTYPE == DT_BF16;
+    constexpr bool IS_PAIRED = is_paired(DTYPE, 32);
     int at = 0;
     if (is_paired(DTYPE, s.v_dim)) {
         for (; at + 128 <= s.v_dim; at += 128)
@@ -147,16 +194,20 @@ static void chosen_sums(const Shape& s, const float (*p)[BLOCK], const ChosenTok
         for (; at < s.v_dim; at += 32) chosen_part<DTYPE, 2, IS_PAIRED>(s, p, tokens, b, next, at, state);
         return;
     }
-    for (; at + 128 <= s.v_dim; at += 128) chosen_part<DTYPE, 8, false>(s, p, tokens, b, next, at, state);
+    if constexpr (DTYPE != DT_I4)
+        for (; at + 128 <= s.v_dim; at += 128) chosen_part<DTYPE, 8, false>(s, p, tokens, b, next, at, state);
     for (; at < s.v_dim; at += 16) chosen_part<DTYPE, 1, false>(s, p, tokens, b, next, at, state);
 }
-// A query of a head, scaled, in the order of the rows: q [k_dim].
+// A query of a head, scaled, as the rows are: q [k_dim].
 template <int DTYPE>
 static void read_query(const AttnArgs& a, const Shape& shape, int token, int head, float* q) {
     const float* from = a.q + int64_t(token) * a.ldq + int64_t(head) * a.q_head;
     for (int i = 0; i < shape.k_dim; i += 16)
         store(q + i, mul(load_n(from + i, lanes_at(i, shape.k_dim)), set1(a.scale)));
-    if (is_paired(DTYPE, shape.k_dim)) pair_order(q, shape.k_dim, false);
+    if (is_reordered(DTYPE, shape.k_dim)) pair_order(q, shape.k_dim, false);
+    if (DTYPE != DT_I4) return;
+    rotate(q, shape.k_dim);
+    for (int i = 0; i < shape.k_dim; i++) q[i] /= float(rotated_block(shape.k_dim));
 }
 // Heads `head` to head + G - 1, of one KV head, over the tokens that it has chosen.
 template <int DTYPE, int G>
@@ -179,7 +230,8 @@ static void attend_heads(const SparseArgs& s, const SparseRow& row, int head, co
         const ChosenBlock& b = blocks[which];
         ChosenBlock& next = blocks[which ^ 1];
         tokens.open(chosen + t + b.count, std::min(count - t - b.count, BLOCK), next);
-        for (int i = 0; scaled && i < b.count; i++) k_scale[i] = *b.k_scale[i], v_scale[i] = *b.v_scale[i];
+        for (int i = 0; scaled && i < b.count; i++)
+            k_scale[i] = *(const float*)b.k_scale[i], v_scale[i] = *(const float*)b.v_scale[i];
         chosen_scores<DTYPE, G>(shape, q, tokens, b, next, p);
         for (int g = 0; g < G; g++)
             online_softmax(a, shape, p[g], scaled ? k_scale : nullptr, scaled ? v_scale : nullptr, state[g],
@@ -188,7 +240,7 @@ static void attend_heads(const SparseArgs& s, const SparseRow& row, int head, co
     }
     for (int g = 0; g < G; g++) {
         close_split(shape, state[g]);
-        if (is_paired(DTYPE, shape.v_dim)) pair_order(state[g], shape.v_dim, true);
+        if (is_reordered(DTYPE, shape.v_dim)) pair_order(state[g], shape.v_dim, true);
     }
 }
 // All query heads of KV head k, in pairs, over a split of the chosen tokens.
@@ -213,6 +265,7 @@ static AttendSplit attend_split_of(int dtype) {
         case DT_BF16: return attend_split<DT_BF16>;
         case DT_F16: return attend_split<DT_F16>;
         case DT_I8: return attend_split<DT_I8>;
+        case DT_I4: return attend_split<DT_I4>;
         case DT_E4M3: return attend_split<DT_E4M3>;
         default: return attend_split<DT_E5M2>;
     }

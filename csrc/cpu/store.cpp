@@ -233,13 +233,22 @@ static void put_heavy(const Cache& c, int64_t slot, int head, const float* k) {
     const Cache rows = rows_of_keys(c);
     const Tile row = tile_of_slot(rows, slot, head);
     const int lane = int(slot % TILE), padded = 2 * label_pairs(h);
-    put_value(rows, row, lane, k);
+    const bool is_int4 = c.dtype == DT_I4;  // whose rows are rotated
+    float numbers[512], x[512 + 16];
+    if (is_int4) std::memcpy(x, k, size_t(c.k_dim) * 4), rotate(x, c.k_dim);
+    put_value(rows, row, lane, is_int4 ? x : k);
+    if (is_int4) {
+        const VRows<DT_I4> stored{row.v, row.v_groups, c.k_dim};
+        for (int i = 0; i < c.k_dim; i += 16) store(x + i, stored.load(lane, i));
+        rotate(x, c.k_dim);
+    }
     const char* stored = (const char*)row.v + int64_t(lane) * c.k_dim * dtype_size(c.dtype);
-    const float of_row = row.v_scale ? row.v_scale[lane] : 1.0f;
+    const float of_row = row.v_scale ? row.v_scale[lane] : is_int4 ? 1.0f / rotated_block(c.k_dim) : 1.0f;
     int8_t* labels = labels_at(c, int32_t(slot / c.page_size), head, int(slot % c.page_size) / TILE);
-    float numbers[512];
-    for (int i = 0; i < h.width; i++)
-        numbers[i] = load_number(stored, c.dtype, h.channels[int64_t(head) * h.width + i]) * of_row;
+    for (int i = 0; i < h.width; i++) {
+        const int channel = h.channels[int64_t(head) * h.width + i];
+        numbers[i] = (is_int4 ? x[channel] : load_number(stored, c.dtype, channel)) * of_row;
+    }
     const float scale = int8_scale(numbers, h.width);
     for (int i = 0; i < padded; i++) {
         const float x = i < h.width && scale > 0.0f ? std::nearbyint(numbers[i] / scale) : 0.0f;
@@ -255,11 +264,11 @@ static void put_token(const StoreArgs& a, int64_t token, int head) {
     const float* k = a.k + token * a.ldk + int64_t(head) * c.k_dim;
     if (c.latent) return put_value(c, t, lane, k);
     put_value(c, t, lane, a.v + token * a.ldv + int64_t(head) * c.v_dim);
+    put_heavy(c, a.slots[token], head, k);
     if (c.dtype == DT_I4) return put_key_i4(c, t, lane, k);
     const float scale = c.dtype == DT_I8 ? int8_scale(k, c.k_dim) : 1.0f;
     if (t.k_scale) *scale_at(t.k_scale, lane) = scale;
     put_row((char*)const_cast<void*>(t.k) + lane * dtype_size(c.dtype), c.dtype, TILE, k, c.k_dim, scale);
-    put_heavy(c, a.slots[token], head, k);
 }
 // Sixteen tokens that fill a tile.
 static void put_tile(const StoreArgs& a, int64_t token, int head) {
@@ -267,7 +276,10 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
     const Tile t = tile_of_slot(c, a.slots[token], head);
     const float *k = a.k + token * a.ldk + int64_t(head) * c.k_dim,
                 *v = a.v + token * a.ldv + int64_t(head) * c.v_dim;
-    for (int i = 0; i < TILE; i++) put_value(c, t, i, v + i * a.ldv);
+    for (int i = 0; i < TILE; i++) {
+        put_value(c, t, i, v + i * a.ldv);
+        put_heavy(c, a.slots[token + i], head, k + i * a.ldk);
+    }
     if (c.dtype == DT_I4) {
         for (int i = 0; i < TILE; i++) put_key_i4(c, t, i, k + i * a.ldk);
         return;
@@ -276,7 +288,6 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
     for (int i = 0; i < TILE; i++) scale[i] = c.dtype == DT_I8 ? int8_scale(k + i * a.ldk, c.k_dim) : 1.0f;
     if (t.k_scale) std::memcpy(scale_at(t.k_scale, 0), scale, sizeof(scale));
     put_columns(const_cast<void*>(t.k), c.dtype, k, a.ldk, c.k_dim, scale);
-    for (int i = 0; i < TILE; i++) put_heavy(c, a.slots[token + i], head, k + i * a.ldk);
 }
 
 // A token's numbers of K are in as many cache lines as a tile has.

@@ -57,9 +57,10 @@ def _sparsity(tokens: int, threshold: int, width: int = 5) -> DoubleSparsity:
 def _backend(name: str, case: Case, sparsity: DoubleSparsity) -> tuple[Any, ForwardBatch]:
     """A backend that has the tokens before the case's step, whose sequences are all output."""
     kernels = bind("cpu", {"all": "reference"})
-    backend = make_backend(name, (GROUP,), kernels, CPU, sparsity=sparsity)
+    group = replace(GROUP, head_dim=case.k[0].shape[2], v_dim=case.v[0].shape[2])
+    backend = make_backend(name, (group,), kernels, CPU, sparsity=sparsity)
     size, counts = case.page_size, [-(-len(k) // case.page_size) for k in case.k]
-    pool = backend.make_pool(GROUP, sum(counts), size, case.cache_dtype)
+    pool = backend.make_pool(group, sum(counts), size, case.cache_dtype)
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     first = 0
     for row, count in enumerate(counts):
@@ -80,7 +81,8 @@ def _run(name: str, case: Case, sparsity: DoubleSparsity, prompt: int = 0) -> to
     assert batch.prompt_len_S is not None
     batch.prompt_len_S += prompt
     backend.begin(batch)
-    return backend.run(*new_rows(case, SITE, torch.float32), SITE)
+    site = replace(SITE, head_dim=case.k[0].shape[2], v_dim=case.v[0].shape[2])
+    return backend.run(*new_rows(case, site, torch.float32), site)
 
 
 @needs_triton
@@ -103,7 +105,7 @@ def test_triton_refuses_layers_with_sinks_in_any_step() -> None:
 
 
 @needs_cpu
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != INT4], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings(max_examples=4, derandomize=True, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 150)), min_size=1, max_size=3),
@@ -118,6 +120,8 @@ def test_kernels_equal_the_definition(
     sparsity = _sparsity(tokens, 30, width)
     ours, theirs = (_run(name, case, sparsity) for name in ("cpu", "torch_native"))
     rtol, atol = (0.0, 1e-2) if cpu.isa in ("amx", "avx512bf16") else (1e-4, 1e-5)
+    if dtype == INT4:  # dense rows have queries of 8 bits
+        rtol, atol = 0.0, 3e-2
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
@@ -129,10 +133,11 @@ def test_more_than_a_split_of_chosen_tokens() -> None:
 
 
 @needs_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, INT4], ids=str)
 @pytest.mark.parametrize("is_uneven", [False, True])
-def test_candidates_of_a_long_sequence(is_uneven: bool) -> None:
+def test_candidates_of_a_long_sequence(is_uneven: bool, dtype: torch.dtype) -> None:
     """Uneven: the best tokens are those that are sampled first, so that too few others follow."""
-    case = Case.random(SITE, [(1, 2600), (2, 700)], 16, 3)
+    case = Case.random(SITE, [(1, 2600), (2, 700)], 16, 3, cache_dtype=dtype)
     if is_uneven:
         for k in case.k:
             k[torch.arange(len(k)) % 256 < 16] *= 10
@@ -210,6 +215,7 @@ def test_the_rows_of_a_step() -> None:
     [
         pytest.param("cpu", torch.bfloat16, marks=needs_cpu),
         pytest.param("cpu", torch.int8, marks=needs_cpu),
+        pytest.param("cpu", INT4, marks=needs_cpu),
         pytest.param("triton", torch.int8, marks=needs_triton),
     ],
 )
@@ -345,10 +351,12 @@ def test_models_that_only_read_are_refused(model: dict[str, Any], tmp_path: Path
 
 
 @needs_cpu
-def test_int4_is_refused_where_rows_are_gathered(tmp_path: Path) -> None:
-    sparse = _channels_of_radix_tiny(tmp_path)
-    with pytest.raises(ConfigError, match=r"int4: .*double-sparsity; --kv-cache-dtype int8 works"):
-        Engine(max_total_tokens=512, log_level="error", kv_cache_dtype="int4", **sparse)
+@pytest.mark.parametrize("dim", [32, 64, 80, 128])
+def test_int4_rows_of_any_heads(dim: int) -> None:
+    site = replace(SITE, head_dim=dim, v_dim=dim)
+    case = Case.random(site, [(1, 400)], 16, 5, cache_dtype=INT4)
+    ours, theirs = (_run(name, case, _sparsity(60, 0)) for name in ("cpu", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12

@@ -21,7 +21,7 @@ from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.heavy import HeavyCache, heavy_nbytes
 from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES, INT4, indexable_view
+from radixlm.kernels.ops.kv import DTYPES, indexable_view
 from radixlm.pools.group import KvGroup
 from radixlm.pools.memory import pool_tensor
 from radixlm.pools.pool import PagedPool, page_nbytes
@@ -166,8 +166,8 @@ class CpuBackend:
         return page_size >= TILE and page_size % TILE == 0
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Floats of 32, 16 and 8 bits, int8 and, where all tokens are attended to, int4."""
-        return dtype in DTYPES and (self.sparsity is None or dtype != INT4)
+        """Floats of 32, 16 and 8 bits, int8 and int4."""
+        return dtype in DTYPES
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""

@@ -94,11 +94,10 @@ def page_size_and_dtype(
         )
     dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
     if not attn.supports_dtype(dtype):
-        is_sparse, asked = config.execute.enable_double_sparsity, config.memory.kv_cache_dtype
-        works = "int8" if is_sparse else "bf16" if asked == "auto" else "auto"
+        asked = config.memory.kv_cache_dtype
+        works = "bf16" if asked == "auto" else "auto"
         raise ConfigError(
-            f"--kv-cache-dtype {asked}: attention backend {attn.name!r} has "
-            f"no {dtype}{' with --enable-double-sparsity' * is_sparse}; "
+            f"--kv-cache-dtype {asked}: attention backend {attn.name!r} has no {dtype}; "
             f"--kv-cache-dtype {works} works"
         )
     return page_size, dtype
