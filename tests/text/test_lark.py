@@ -109,6 +109,7 @@ def test_rules_within_themselves_are_nested_to_a_depth() -> None:
         "start: missing",
         "%import common.UNKNOWN\nstart: UNKNOWN",
         'rule: "a"',
+        'start: "a"\n%ignore X\nX: "(" X ")"',
         'start: "a',
         "start: (" * 5000,
         "",

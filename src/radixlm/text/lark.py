@@ -110,6 +110,8 @@ class _Grammar:
             else:
                 self._bodies[kind] = tokens
         parts = [_Body(self, tokens, is_terminal=True).read() for tokens in ignored]
+        if _NEVER in parts:
+            raise _NotRegular
         self.ignored = f"(?:{'|'.join(parts)})*" if parts else ""
 
     def expression(self) -> Regular:
@@ -163,9 +165,10 @@ class _Grammar:
             made = _Body(self, rest, name.isupper()).read()
             kind = {(False, True): before, (True, False): after, (True, True): between}
             kind.get((begins, ends), plain).append(made)
-        one = _times(before) + _any_of(plain) + _times(after)
-        if _any_of(plain) == _NEVER:
+        core = _any_of(plain)
+        if core == _NEVER:
             return _NEVER
+        one = _times(before) + core + _times(after)
         return _short(one + _times([inside + one for inside in between if inside != _NEVER]))
 
     def _import(self, tokens: list[Token]) -> None:

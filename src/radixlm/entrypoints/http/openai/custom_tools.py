@@ -52,7 +52,7 @@ def _regex(syntax: Any, definition: str, where: str) -> str | None:
     found = regex_of(definition)
     if found is not None and found.depth:
         note_warning(f"{where}: rules of the grammar nest {found.depth} deep at most")
-    return found and found.expression
+    return found.expression if found is not None else None
 
 
 def _grammar(grammar: Any, where: str) -> tuple[Any, str]:
