@@ -1,6 +1,7 @@
 """ServerArgs: options as attributes of one object."""
 
 import argparse
+import dataclasses
 
 import pytest
 
@@ -34,3 +35,13 @@ def test_it_reads_a_command_line() -> None:
     assert set(args.given()) == {"model_path", "tp_size", "enable_metrics"}
     old = parser.parse_args(["--enable-deepep-moe"])  # deprecated
     assert radixlm.ServerArgs.from_cli_args(old).moe_a2a_backend == "deepep"
+
+
+def test_as_a_dataclass_it_has_what_was_set() -> None:
+    args = radixlm.ServerArgs(model_path="m", tp_size=2, enable_deepep_moe=True)
+    values = dataclasses.asdict(args)
+    assert values == {"model_path": "m", "tp_size": 2, "enable_deepep_moe": True}
+    assert radixlm.ServerArgs(**values).moe_a2a_backend == "deepep"
+    assert dataclasses.replace(args, tp_size=4).given() == values | {"tp_size": 4}
+    assert dataclasses.is_dataclass(radixlm.ServerArgs)
+    assert {"model_path", "page_size"} < {field.name for field in dataclasses.fields(args.__class__)}

@@ -16,8 +16,10 @@ from sglang.lang.chat_template import get_chat_template
 from sglang.lang.ir import SglGen
 from sglang.test.test_utils import CustomTestCase, select_sglang_backend
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import Function, Tool
 from sglang.srt.parser.reasoning_parser import ReasoningParser
+from sglang.srt.server_args import ServerArgs
 from sglang.test.doc_patch import launch_server_cmd
 from sglang.utils import LazyImport, dump_state_text, encode_image_base64, http_request, read_jsonl
 from sglang.utils import async_stream_and_merge, stream_and_merge
@@ -34,6 +36,7 @@ def program(s, q):
     s += sgl.user(q) + sgl.assistant(gen("a"))
 
 assert SglGen is radixlm.lang.ir.SglGen and sgl.function is radixlm.function
+assert ServerArgs is radixlm.ServerArgs and Engine is radixlm.Engine
 assert sgl.global_config is global_config is radixlm.global_config
 assert radixlm.lang.ir.__spec__.name == "radixlm.lang.ir"
 state = program.run(q="x", backend=Echo())

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from radixlm.text.lark import MAX_CHARS, regex_of
+from radixlm.text.lark import MAX_CHARS, MAX_DEPTH, regex_of
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch
@@ -57,13 +57,51 @@ HEAD, TAIL = "*** Begin Patch\n", "*** End Patch"
 def test_texts_of_the_grammar_match(grammar: str, good: list[str], bad: list[str]) -> None:
     regex = regex_of(grammar)
     assert regex is not None
-    assert [text for text in good + bad if re.fullmatch(regex, text)] == good
+    assert regex.depth == 0
+    assert [text for text in good + bad if re.fullmatch(regex.expression, text)] == good
+
+
+ARITHMETIC = """
+start: sum
+?sum: product | sum "+" product | sum "-" product
+product: factor ("*" factor)*
+factor: INT | "(" sum ")"
+%import common.INT
+%ignore " "
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('start: "x" start | "y"', ["y", "xxy"], ["x", "xyy"]),
+        ('start: list\nlist: /[a-z]/ -> one | list "," /[a-z]/ -> more', ["a", "a,b,c"], ["a,"]),
+        ('start: start "+" start | start start | start | /[0-9]/', ["1", "1+23+4"], ["1+", "+1"]),
+        ('start: "<" start | start ">" | "a"', ["a", "<<a>"], ["<>"]),
+    ],
+)
+def test_a_rule_that_begins_or_ends_with_itself_is_a_repetition(
+    grammar: str, good: list[str], bad: list[str]
+) -> None:
+    regex = regex_of(grammar)
+    assert regex is not None and regex.depth == 0
+    assert [text for text in good + bad if re.fullmatch(regex.expression, text)] == good
+
+
+def test_rules_within_themselves_are_nested_to_a_depth() -> None:
+    regex = regex_of(ARITHMETIC)
+    assert regex is not None and 3 <= regex.depth <= MAX_DEPTH
+    for nested in range(regex.depth):
+        text = f"1 + 2 - {nested * '('}3*4 {nested * ')'}"
+        assert re.fullmatch(regex.expression, text), text
+    for text in ("1+", "()", "(1", regex.depth * "(" + "1" + regex.depth * ")"):
+        assert not re.fullmatch(regex.expression, text)
 
 
 @pytest.mark.parametrize(
     "grammar",
     [
-        'start: "x" start | "y"',  # is not regular
+        'start: "x" start "y"',  # has no text
         "start: /(?=a)b/",
         "start: /^a$/",
         'start{x}: x "a"',
@@ -71,6 +109,7 @@ def test_texts_of_the_grammar_match(grammar: str, good: list[str], bad: list[str
         "start: missing",
         "%import common.UNKNOWN\nstart: UNKNOWN",
         'rule: "a"',
+        'start: "a"\n%ignore X\nX: "(" X ")"',
         'start: "a',
         "start: (" * 5000,
         "",

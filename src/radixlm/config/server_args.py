@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from functools import cache
 from typing import Any
 
 from radixlm.base.lazy import load
@@ -11,9 +13,27 @@ from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig, flat
 
 
+@cache
+def _all_fields() -> dict[str, Any]:
+    options_ = [(name, Any, dataclasses.field(default=None)) for name in (*options(), *DEPRECATED)]
+    return dict(dataclasses.make_dataclass("Options", options_).__dataclass_fields__)
+
+
+class _Fields:
+    """``__dataclass_fields__``: of an object those that were set, of the class all."""
+
+    def __get__(self, args: ServerArgs | None, owner: type) -> dict[str, Any]:
+        known = _all_fields()
+        return known if args is None else {name: known[name] for name in args.given()}
+
+
 class ServerArgs:
     """``ServerArgs(model_path="...", tp_size=2)``: an attribute for each option, by its name;
-    ``Engine(server_args=...)`` takes it. ConfigError for a name or a value that cannot be."""
+    ``Engine(server_args=...)`` takes it. ConfigError for a name or a value that cannot be.
+
+    ``dataclasses.asdict`` of one has what was set, so that ``Engine(**asdict(args))`` sets that."""
+
+    __dataclass_fields__ = _Fields()
 
     def __init__(self, **given: Any) -> None:
         self._given = dict(given)
@@ -27,9 +47,9 @@ class ServerArgs:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in options():
+        if name.startswith("_") or name not in (options().keys() | self._given.keys()):
             raise AttributeError(f"no option is called {name!r}")
-        return self._config.value(name)
+        return self._config.value(name) if name in options() else self._given[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):

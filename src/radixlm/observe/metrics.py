@@ -361,6 +361,11 @@ class Metrics:
             "radixlm:engine_deaths", "Engines that died while they served.", self._names,
             registry=self.registry,
         ).labels(**self._labels)  # fmt: skip
+        self._cpu = Counter(
+            "sglang:process_cpu_seconds", "CPU seconds of processes, by what they do.",
+            (*self._names, "component"), registry=self.registry,
+        )  # fmt: skip
+        self._cpu_s: dict[str, float] = {}  # as of the last report
         self._adapters: set[str] = set()
         self._queue_s: deque[float] = deque(maxlen=100)  # of the last requests that ended
 
@@ -434,6 +439,14 @@ class Metrics:
     def engine_lost(self) -> None:
         """An engine that served has died."""
         self._deaths.inc()
+
+    def cpu(self, component: str, seconds: float) -> None:
+        """A process has taken so many CPU seconds since its start: "tokenizer", which is this one,
+        or "scheduler"."""
+        last_s = self._cpu_s.get(component, 0.0)
+        self._cpu_s[component] = seconds
+        new_s = seconds - last_s if seconds >= last_s else seconds  # a process started anew
+        self._cpu.labels(**self._labels, component=component).inc(new_s)
 
     def drafts(self, totals: DraftTotals) -> None:
         """The counts of drafts so far, of the engines that run."""

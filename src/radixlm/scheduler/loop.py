@@ -419,6 +419,7 @@ class Scheduler:
             tiers=stats,
             pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
             forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
+            cpu_s=time.process_time() if self.recorder is not None else 0.0,
             routing_keys=count_keys(self.planner.running, self.queue),
         )
 

@@ -1,7 +1,8 @@
-"""Lark grammars as regular expressions: those without recursion are regular.
+"""Lark grammars as regular expressions.
 
-Read are rules and terminals, aliases, ``%ignore`` and ``%import common``. Rules that refer to
-themselves, templates, priorities and look-around have no such expression.
+Read are rules and terminals, aliases, ``%ignore`` and ``%import common``. Templates, priorities and
+look-around have no such expression. Rules that refer to themselves at the end of an alternative are
+repetitions. Other recursion is not regular: the expression has the texts down to some depth.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from radixlm.base.record import Record
+
 MAX_CHARS = 1 << 15  # of the expression
+MAX_DEPTH = 16
+_NEVER = "(?:)never"  # in place of an expression: there is no text
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r]+|(?://|\#)[^\n]*)
     | (?P<newline>\n)
@@ -53,15 +58,30 @@ _COMMON = {
     "SQL_COMMENT": r"--[^\n]*",
 }
 Token = tuple[str, str]  # a group of _TOKEN, and the text
+_OPENING, _CLOSING, _REPEATS = (
+    {("sign", sign) for sign in signs} for signs in ("([{", ")]}", "?*+~{")
+)
 
 
 class _NotRegular(Exception):
     """There is no regular expression, or none is found."""
 
 
-def regex_of(grammar: str) -> str | None:
-    """A regular expression that matches the texts of a Lark grammar, whole; None if there is none,
-    if it is longer than MAX_CHARS, or if the grammar is none or uses something that is not read."""
+class _TooLong(_NotRegular):
+    """The expression is longer than MAX_CHARS."""
+
+
+class Regular(Record):
+    """``expression`` matches texts of a grammar, whole: all of them, or with ``depth`` above 0
+    those in which rules of the same name are nested so deep at most (1: not at all)."""
+
+    expression: str
+    depth: int
+
+
+def regex_of(grammar: str) -> Regular | None:
+    """The texts of a Lark grammar; None if there is no expression, if it is longer than MAX_CHARS,
+    or if the grammar is none or uses something that is not read."""
     try:
         return _Grammar(grammar).expression()
     except (_NotRegular, RecursionError):
@@ -73,8 +93,11 @@ class _Grammar:
 
     def __init__(self, text: str) -> None:
         self._bodies: dict[str, list[Token]] = {}
-        self._made: dict[str, str] = {}  # expressions of names
+        self._imported: dict[str, str] = {}  # name -> expression
+        self._made: dict[str, str] = {}
+        self._shallower: dict[str, str] = {}  # expressions with a depth less
         self._open: set[str] = set()  # names that are being read
+        self._is_cut = False  # a name stands within itself
         self.ignored = ""
         ignored: list[list[Token]] = []
         for kind, tokens in _statements(list(_tokens(text))):
@@ -82,27 +105,71 @@ class _Grammar:
                 ignored.append(tokens)
             elif kind == "%import":
                 self._import(tokens)
-            elif kind.startswith("%") or kind in self._bodies or kind in self._made:
+            elif kind.startswith("%") or kind in self._bodies or kind in self._imported:
                 raise _NotRegular
             else:
                 self._bodies[kind] = tokens
         parts = [_Body(self, tokens, is_terminal=True).read() for tokens in ignored]
+        if _NEVER in parts:
+            raise _NotRegular
         self.ignored = f"(?:{'|'.join(parts)})*" if parts else ""
 
-    def expression(self) -> str:
-        return self.ignored + self.name("start")
+    def expression(self) -> Regular:
+        """All texts, or those of the greatest depth that is not too long."""
+        found: Regular | None = None
+        for depth in range(1, MAX_DEPTH + 1):
+            self._shallower, self._made, self._is_cut = self._made, {}, False
+            try:
+                made = self.name("start")
+            except _TooLong:
+                break
+            if not self._is_cut:
+                return Regular(self.ignored + made, 0)
+            if made != _NEVER:
+                found = Regular(self.ignored + made, depth)
+        if found is None:
+            raise _NotRegular
+        return found
 
     def name(self, name: str) -> str:
-        """The expression of a rule or terminal."""
+        """The expression of a rule or terminal; _NEVER if it has no text of this depth."""
+        if name in self._imported:
+            return self._imported[name]
         if name in self._made:
             return self._made[name]
-        if name in self._open or name not in self._bodies:
+        if name not in self._bodies:
             raise _NotRegular
+        if name in self._open:
+            self._is_cut = True
+            return self._shallower.get(name, _NEVER)
         self._open.add(name)
-        made = _Body(self, self._bodies[name], name.isupper()).read()
+        made = self._rule(name)
         self._open.remove(name)
         self._made[name] = made
         return made
+
+    def _rule(self, name: str) -> str:
+        """What begins or ends with the rule itself is a repetition: ``a: a "x" | "y"`` is yx*."""
+        myself = ("name", name)
+        before: list[str] = []
+        after: list[str] = []
+        between: list[str] = []
+        plain: list[str] = []
+        for tokens in _alternatives(self._bodies[name]):
+            if tokens == [myself]:
+                continue
+            begins, ends = tokens[:1] == [myself], tokens[-1:] == [myself]
+            rest = tokens[begins : len(tokens) - ends]
+            if myself in rest or (begins and rest and rest[0] in _REPEATS):
+                begins, ends, rest = False, False, tokens
+            made = _Body(self, rest, name.isupper()).read()
+            kind = {(False, True): before, (True, False): after, (True, True): between}
+            kind.get((begins, ends), plain).append(made)
+        core = _any_of(plain)
+        if core == _NEVER:
+            return _NEVER
+        one = _times(before) + core + _times(after)
+        return _short(one + _times([inside + one for inside in between if inside != _NEVER]))
 
     def _import(self, tokens: list[Token]) -> None:
         """``common.INT``, ``common.INT -> NUMBER`` or ``common (INT, WS)``."""
@@ -111,12 +178,12 @@ class _Grammar:
             raise _NotRegular
         if ("sign", "->") in tokens:
             words = [words[0], words[1], words[2]]
-            self._made[words[2]] = _COMMON[words[1]]
+            self._imported[words[2]] = _COMMON[words[1]]
             return
         for word in words[1:]:
             if word not in _COMMON:
                 raise _NotRegular
-            self._made[word] = _COMMON[word]
+            self._imported[word] = _COMMON[word]
 
 
 class _Body:
@@ -148,16 +215,15 @@ class _Body:
         return self._tokens[self._place - 1][1]
 
     def _choices(self) -> str:
-        made = self._sequence()
-        is_one = True
+        made = [self._sequence()]
         while self._take("|"):
-            made, is_one = _short(f"{made}|{self._sequence()}"), False
-        return made if is_one else f"(?:{made})"
+            made.append(self._sequence())
+        return _any_of(made)
 
     def _sequence(self) -> str:
         made = ""
         while (one := self._repeated()) is not None:
-            made = _short(made + one)
+            made = _NEVER if _NEVER in (made, one) else _short(made + one)
         if self._take("->"):
             self._next("name")
         return made
@@ -168,12 +234,12 @@ class _Body:
             return None
         for sign in "?*+":
             if self._take(sign):
-                return f"(?:{one}){sign}"
+                return _repeat(one, sign, sign != "+")
         if self._take("~"):
             low = high = self._next("number")
             if self._take(".."):
                 high = self._next("number")
-            return f"(?:{one}){{{low},{high}}}"
+            return _repeat(one, f"{{{low},{high}}}", not int(low))
         if self._take("{"):
             low = high = self._next("number")
             if self._take(","):
@@ -181,14 +247,14 @@ class _Body:
                 high = self._next("number") if has_end else ""
             if not self._take("}"):
                 raise _NotRegular
-            return f"(?:{one}){{{low},{high}}}"
+            return _repeat(one, f"{{{low},{high}}}", not int(low))
         return one
 
     def _one(self) -> str | None:
         if self._take("("):
             return self._closed(")")
         if self._take("["):
-            return f"(?:{self._closed(']')})?"
+            return _repeat(self._closed("]"), "?", True)
         kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
         if kind == "name":
             self._place += 1
@@ -211,16 +277,50 @@ class _Body:
         made = self._choices()
         if not self._take(sign):
             raise _NotRegular
-        return f"(?:{made})"
+        return made if made == _NEVER else f"(?:{made})"
 
     def _spaced(self, terminal: str) -> str:
-        return terminal if self._is_terminal else terminal + self._grammar.ignored
+        if self._is_terminal or terminal == _NEVER:
+            return terminal
+        return terminal + self._grammar.ignored
 
 
 def _short(expression: str) -> str:
     if len(expression) > MAX_CHARS:
-        raise _NotRegular
+        raise _TooLong
     return expression
+
+
+def _any_of(choices: list[str]) -> str:
+    known = [choice for choice in choices if choice != _NEVER]
+    if len(known) < 2:
+        return known[0] if known else _NEVER
+    return _short(f"(?:{'|'.join(known)})")
+
+
+def _times(choices: list[str]) -> str:
+    """Any number of these."""
+    one = _any_of(choices)
+    return "" if one == _NEVER else f"(?:{one})*"
+
+
+def _repeat(one: str, times: str, may_be_none: bool) -> str:
+    if one == _NEVER:
+        return "" if may_be_none else _NEVER
+    return f"(?:{one}){times}"
+
+
+def _alternatives(tokens: list[Token]) -> list[list[Token]]:
+    """The right side of a rule at its outer "|", without aliases."""
+    found: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if token == ("sign", "|") and not depth:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [one[:-2] if one[-2:-1] == [("sign", "->")] else one for one in found]
 
 
 def _tokens(text: str) -> Iterator[Token]:

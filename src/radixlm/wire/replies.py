@@ -109,7 +109,8 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     memory that its engine has given back. ``num_prefilled``: prompt tokens computed since the
     start, ``num_hits``: found in the prefix cache. ``tiers``: figures of features: of pages that
     arrive (``engine/features/page_arrivals.py``), of grammars. ``forward_s``: seconds of steps
-    since the start, by what they computed: "extend" (prompts), "decode" or "mixed".
+    since the start, by what they computed: "extend" (prompts), "decode" or "mixed". ``cpu_s``: CPU
+    seconds of the process since its start; 0 without metrics.
     ``routing_keys``: see ``scheduler/queue.py: count_keys``."""
 
     num_running: int = 0
@@ -135,6 +136,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     tiers: dict[str, float] = {}
     pages: PageCounts | None = None
     forward_s: dict[str, float] = {}
+    cpu_s: float = 0.0
     routing_keys: dict[str, int] = {}
 
 

@@ -115,7 +115,6 @@ MISSING_NEWER = {
             "num_retracted_output_tokens_total",
             "weight_load_duration_seconds",
             "get_loads_duration_seconds",
-            "process_cpu_seconds_total",
         ),
         "it is not counted",
     ),
@@ -162,6 +161,7 @@ def test_every_metric_of_the_reference_is_there_or_missing_for_a_reason() -> Non
     metrics.http.end("/", "GET", 200)
     metrics.startup({"load_weight": 1.0})
     metrics.routing_keys({})
+    metrics.cpu("tokenizer", 1.0)
     values = dict.fromkeys((*GAUGES, *COUNTERS), 0.0) | pair_gauges({"peer_num_rooms": 1.0})
     found = exposed(metrics.exposition(values).decode())
     assert {name for name in REFERENCE if name not in found} == set(MISSING)
@@ -186,6 +186,23 @@ async def test_a_server_serves_them(toy_folder: Any) -> None:
         assert sorted(shown) == sorted(STEPS)
     missing = {name for name in (*REFERENCE, *NEWER) if name not in found}
     assert missing <= {*MISSING, *MISSING_NEWER, *PAIR_GAUGES, *COUNTERS}
+
+
+async def test_cpu_seconds_of_both_processes_are_counted(toy_folder: Any) -> None:
+    async with scripted_server(toy_folder, {}, enable_metrics=True) as made:
+        await made.post("/generate", text="hi")
+        text = (await made.client.get("/metrics")).text
+    found = re.findall(r'process_cpu_seconds_total\{component="(\w+)".*\} (\S+)', text)
+    assert all(float(value) > 0 for _, value in found)
+    assert sorted(component for component, _ in found) == ["scheduler", "tokenizer"]
+
+
+def test_cpu_seconds_of_a_process_that_starts_anew_are_added() -> None:
+    metrics = Metrics({"model_name": "m"}, Buckets())
+    for seconds in (5.0, 7.0, 1.0, 2.0):
+        metrics.cpu("scheduler", seconds)
+    text = metrics.exposition({}).decode()
+    assert re.findall(r"process_cpu_seconds_total\{.*\} (\S+)", text) == ["9.0"]
 
 
 async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from radixlm.base.errors import InvalidRequest, PayloadTooLarge
 from radixlm.entrypoints.http.descriptors import descriptor_limits
@@ -33,7 +33,8 @@ SWEEP_TICKS = 10  # uvicorn ticks ten times a second
 class Http(HttpToolsProtocol):
     """One connection. It answers headers over the limit with a 400 instead of collecting them, and
     knows how long it has waited for its client. It ignores offers to upgrade. It is refused if it
-    has one of the last descriptors."""
+    has one of the last descriptors. Requests that come before the answer to an earlier one are
+    answered in turn, also those that cannot be read."""
 
     num_refused: ClassVar[int] = 0  # connections for which no descriptor was left
     _num_header_bytes = 0
@@ -43,6 +44,8 @@ class Http(HttpToolsProtocol):
     _framing = b""  # the headers that tell the length of a body before which the parser stops
     _is_replaying = False  # a new parser reads them
     _unread_since_s = 0.0  # since when the client has read nothing; 0: it reads
+    _begun: RequestResponseCycle | None = None  # the request that is answered now, or was last
+    _refusal = ""  # of the request that came last: nothing more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +57,8 @@ class Http(HttpToolsProtocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         if self._awaits_since_s and self._has_headers:
             self._awaits_since_s = time.monotonic()  # a body may take long while it arrives
         was_in_headers = bool(self._awaits_since_s) and not self._has_headers
@@ -61,7 +66,7 @@ class Http(HttpToolsProtocol):
         if was_in_headers and not self._has_headers:
             self._num_begun_bytes += len(data)  # the parser reports only complete headers
             if self._num_begun_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"The headers exceed {MAX_HEADER_BYTES} bytes.")
+                self._refuse(f"The headers exceed {MAX_HEADER_BYTES} bytes.")
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -71,7 +76,35 @@ class Http(HttpToolsProtocol):
         except httptools.HttpParserError:
             message = "Invalid HTTP request received."
             self.logger.warning(message)
+            self._refuse(message)
+
+    def _refuse(self, message: str) -> None:
+        """Answer the request that comes in with a 400, after those before it."""
+        is_answering = self._begun is not None and not self._begun.response_complete
+        if self._awaits_since_s and self._has_headers:
+            if self.cycle is self._begun:
+                is_answering = False  # its own body
+            else:
+                self.pipeline.popleft()
+        self._awaits_since_s, self._refusal = 0.0, message
+        if not is_answering:
             self.send_400_response(message)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._begun = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last and self._refusal and not self.transport.is_closing():
+            self.send_400_response(self._refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._begun is not None and not self._begun.response_complete:
+            self._begun.disconnected = True  # uvicorn tells the one that came last
+            self._begun.message_event.set()
+        super().connection_lost(exc)
 
     def _parse(self, data: bytes) -> bytes:
         """Parse up to the head of a request that offers an upgrade; what follows it."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,6 +86,7 @@ class MetricsObserver(Observer):
             adapter=state.wire.adapter.name if state.wire.adapter is not None else None,
         )
         self._metrics.ended(end, series)
+        self._metrics.cpu("tokenizer", time.process_time())
 
     def orphaned(self, count: int) -> None:
         self._metrics.plain.aborted(count)
@@ -148,6 +150,9 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
     async def metrics() -> Response:
         """Prometheus metrics."""
         made.drafts(state.intake.load.drafts or DraftTotals())
+        made.cpu("tokenizer", time.process_time())
+        if is_first:
+            made.cpu("scheduler", state.intake.load.cpu_s)
         made.startup(startup_time(state))
         made.routing_keys(state.intake.load.routing_keys)
         values = gauges(state) | await expert_balance(state) | await rank_wait(state)

@@ -18,7 +18,7 @@ _INPUT = "input"  # the only argument of the function
 
 def custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The function for a tool ``{"name", "description", "format"}``; ``where`` names it in errors.
-    A grammar constrains the text if it is regular."""
+    A grammar constrains the text if it has an expression."""
     format_ = tool.get("format") or {}
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(f"{where}.name is required", f"{where}.name")
@@ -30,10 +30,9 @@ def custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         grammar = format_.get("grammar", format_)  # in a chat it has a name of its own
         syntax, definition = _grammar(grammar, f"{where}.format")
         described += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
-        regex = regex_of(definition) if syntax == "lark" else definition
-        is_held = syntax in ("lark", "regex") and regex is not None
-        if is_held:
-            text |= {"pattern": f"^(?:{regex})$"}
+        regex = _regex(syntax, definition, f"{where}.format")
+        if regex is not None:
+            text, is_held = {"type": "string", "pattern": f"^(?:{regex})$"}, True
         else:
             note_warning(f"{where}.format: the model reads the grammar, but is not held to it")
     parameters = {
@@ -44,6 +43,16 @@ def custom_function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     made = {"description": described.strip(), "parameters": parameters, "strict": is_held}
     return {"name": tool["name"]} | made
+
+
+def _regex(syntax: Any, definition: str, where: str) -> str | None:
+    """An expression of the inputs that the grammar allows, None if there is none."""
+    if syntax != "lark":
+        return definition if syntax == "regex" else None
+    found = regex_of(definition)
+    if found is not None and found.depth:
+        note_warning(f"{where}: rules of the grammar nest {found.depth} deep at most")
+    return found.expression if found is not None else None
 
 
 def _grammar(grammar: Any, where: str) -> tuple[Any, str]:

@@ -1,0 +1,1 @@
+"""``sglang.srt.managers``: the part that programs use."""

@@ -1,0 +1,3 @@
+"""``Engine``."""
+
+from radixlm import Engine as Engine

@@ -1,0 +1,3 @@
+"""``ServerArgs``."""
+
+from radixlm import ServerArgs as ServerArgs
