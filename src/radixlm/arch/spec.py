@@ -79,6 +79,7 @@ class Rope(Record):
     # covers twice as many channels, so that the two of a rotated pair may use different positions
     mrope_by_channel: bool = False
     chunk: int = 0  # positions count anew after so many tokens; 0 = never
+    learned: bool = False  # each frequency is multiplied by e to the power of a learned number
 
     @property
     def depends_on_length(self) -> bool:
@@ -235,6 +236,9 @@ class Indexer(Record):
     is_shared: bool = False  # reuses the choice of the last layer that made one
     rope_on_tail: bool = False  # the last channels are rotated, not the first
     pool: int = 0  # chooses whole pools of this many tokens; those after the last pool are read too
+    # its queries read the layer's input under this norm, not the attention's low-rank queries
+    input_norm: Norm | None = None
+    log_scaling: bool = False  # as in LatentAttention
 
     @property
     def row(self) -> int:
@@ -265,6 +269,11 @@ class LatentAttention(Record):
     # the second q projection reads its input before and after the norm, and its outputs behind
     # each head's query are a gate for each channel of the head's value
     gate_from_q: bool = False
+    # each head's query is multiplied by bias + scale * log(1 + position), both learned
+    log_scaling: bool = False
+    # of layers that have as many rotated channels: the last that "keeps" its latents lends them to
+    # those after it that "borrow", which have no kv_a
+    latents: Literal["own", "keeps", "borrows"] = "own"
 
     @property
     def row(self) -> int:

@@ -37,7 +37,7 @@ from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import CutLinear, cut_table
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
 from radixlm.layers.residual import added
-from radixlm.layers.rope import RopeTables
+from radixlm.layers.rope import LearnedFrequencies, RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.handed_rows import HandedRows
 from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
@@ -119,6 +119,8 @@ class DecoderModel(Module):
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)
+        if self.ropes.learned:
+            self.frequencies = LearnedFrequencies(self.ropes)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         width, rows = decoder.embed_dim or dim, decoder.vocab + decoder.extra_vocab_rows
         if stage.is_first or (stage.is_last and decoder.tied):

@@ -279,7 +279,8 @@ def _left(scratch: LayerScratch) -> dict[str, Tensor]:
     """What layers have left for later ones."""
     left = {name: getattr(scratch, name) for name in _SCRATCH}
     chosen = {f"chosen {row}": one for row, one in scratch.chosen_tokens.items()}
-    return {name: one for name, one in left.items() if one is not None} | chosen
+    latents = {f"latents {width}": one for width, one in scratch.latents.items()}
+    return {name: one for name, one in left.items() if one is not None} | chosen | latents
 
 
 def _restore(scratch: LayerScratch, carried: dict[str, Tensor]) -> None:
@@ -288,3 +289,5 @@ def _restore(scratch: LayerScratch, carried: dict[str, Tensor]) -> None:
             setattr(scratch, name, tensor)
         elif name.startswith("chosen "):
             scratch.chosen_tokens[int(name.split()[1])] = tensor
+        elif name.startswith("latents "):
+            scratch.latents[int(name.split()[1])] = tensor

@@ -142,6 +142,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "MiniCPMV4_7ForConditionalGeneration": MultimodalSpec(reader="canvas"),
     "MiniMaxM3SparseForConditionalGeneration": PLAIN,
     "Mistral3ForConditionalGeneration": PLAIN,
+    "MistralLarge4ForConditionalGeneration": PLAIN,
     "MllamaForConditionalGeneration": MultimodalSpec(
         text="mllama:mllama", encoder="cross_attention"
     ),
