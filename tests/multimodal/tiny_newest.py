@@ -121,6 +121,19 @@ def inkling() -> Tiny:
     return Tiny(config, whole, "<|unused_200054|>")
 
 
+def inkling2() -> Tiny:
+    tok = tokenizer("<|unused_200054|>", "<|content_image|>")
+    encoder = {
+        "patch_size": 7, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "posemb_grid_size": 4, "projection_hidden_dim": 48, "text_hidden_size": 64,
+    }  # fmt: skip
+    config = tf.Inkling2Config(
+        vision_config=encoder, text_config=held("Inkling2ForCausalLM"), image_token_id=257,
+    )  # fmt: skip
+    reader = quick_images("Inkling2", size={"height": 14, "width": 14})
+    return Tiny(config, tf.Inkling2Processor(reader, tok), "<|unused_200054|>")
+
+
 def mistral_large4() -> Tiny:
     tok = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     config = tf.MistralLarge4Config(
@@ -135,7 +148,7 @@ def mistral_large4() -> Tiny:
 
 NEWEST: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
-    for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling, mistral_large4)
+    for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling, inkling2, mistral_large4)
 }
 # their processors need an optional package
 NEWEST_NEEDS = {"inkling": "scipy"}

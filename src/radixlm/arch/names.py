@@ -6,6 +6,7 @@ checkpoint has exactly that name. Placeholders:
     {i}     the layer
     {e}     the expert: the template is read for every expert and stacked along a new first axis
     {past}  the expert, counted on from the number of experts
+    {before}  the layer before
     {half}  the layer, where a layer of the checkpoint is two blocks
     {odd}   which of these two blocks: 0 or 1; {nth}: 1 or 2
 

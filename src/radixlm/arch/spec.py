@@ -558,6 +558,36 @@ class RelativeAttention(Record):
         return tuple(((count, self.width - 1), False) for count in channels)
 
 
+class ClippedRelativeAttention(Record):
+    """Relative attention of vectors of bounded length (Inkling 2). A longer head of a query, a key
+    or the ``rank`` numbers is scaled down to ``longest`` or ``longest_rank``, queries and numbers
+    after learned factors a channel. The convolutions divide their sums by the root of the terms.
+    Each token has a sink of its own for each head; the output is gated a channel."""
+
+    attention: Attention
+    dim: int  # channels of the model
+    width: int
+    rank: int
+    extent: int
+    longest: float
+    longest_rank: float
+    norm: Norm  # of each head's value, without weights
+    # queries, keys and values read inputs of their own, and tokens add to the weights of the
+    # convolutions of keys and values, those of a head alike
+    is_dynamic: bool = False
+    grows_from: int = 0  # as in RelativeAttention
+    growth: float = 0.0
+
+    @property
+    def kv_channels(self) -> int:
+        return self.attention.kv_heads * self.attention.head_dim
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        channels = (self.kv_channels, self.kv_channels, self.dim, self.dim)
+        return tuple(((count, self.width - 1), False) for count in channels)
+
+
 class RwkvTime(Record):
     """RWKV's time mixing (arXiv:2305.13048): values weighed by exp(key), decaying by channel.
     All projections read a learned mix of the token and the token before."""
@@ -599,7 +629,8 @@ class MatrixLstm(Record):
         return ((self.heads, self.v_dim + 1, self.k_dim), True), ((self.heads,), True)
 
 
-ConvAttention = CompressedConvAttention | RelativeAttention  # attention with a recurrent state
+# attention with a recurrent state
+ConvAttention = CompressedConvAttention | RelativeAttention | ClippedRelativeAttention
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
     ShortConv
@@ -700,6 +731,8 @@ class Moe(Record):
     router_norm: Norm | None = None  # of the router's input
     expert_scale: bool = False  # a learned factor of each expert's weight, applied last
     limit_after: bool = False  # as in Mlp
+    # softcaps of the gate, behind its sigmoid, and of up; act silu
+    softcaps: tuple[float, float] = (0.0, 0.0)
     deep_router: DeepRouter | None = None
     sinks: int = 0  # experts that every token takes beside the chosen ones; the weights of both are
     # normalized together and multiplied by one learned number
@@ -971,6 +1004,9 @@ class Decoder(Record):
     extra_vocab_rows: int = 0  # rows of the token table for input tokens that are never sampled
     suppressed_tokens: tuple[int, ...] = ()  # tokens that are never sampled
     skips: tuple[SkipConnection, ...] = ()
+    # blocks whose branches are summed apart: each branch reads an average of the finished sums and
+    # of the present one, weighed by a learned query (attention residuals, arXiv:2603.15031)
+    residual_sums: int = 0
     add_media_embeds: bool = False  # media embeddings are added to those of the placeholder tokens
     # layers after which further media embeddings are added, in order (DeepStack); () = the first
     deep_layers: tuple[int, ...] = ()

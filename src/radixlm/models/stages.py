@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from radixlm.models.decoder import DecoderModel
 
 RESIDUAL = "x"  # the name of the residual stream among what is handed over
-_SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD")
+_SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD", "sums_TND")
 
 
 class Stage(Record):
