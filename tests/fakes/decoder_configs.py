@@ -348,6 +348,18 @@ DECODER_CONFIGS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 0.4,
         "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
     },
+    "MistralLarge4ForCausalLM": {
+        **LATENT,
+        **_DSA,
+        "index_topk": 10,
+        "q_lora_rank": None,
+        "num_hidden_layers": 6,
+        "indexer_types": ["full", "full", "shared", "full", "full", "shared"],
+        "no_rope_layers": [1, 0, 1, 0, 1, 1],
+        "kv_source_layers": [0, 1, 0, 1, 4, 0],
+        "mlp_layer_types": ["dense", *["sparse"] * 5],
+        "final_logit_softcapping": 5.0,
+    },
     "MiniMaxM3VLForCausalLM": {
         "head_dim": 24,
         "num_hidden_layers": 4,

@@ -25,6 +25,8 @@ CHECKPOINT = {
     "Dots3NoteForCausalLM": (5, 23),
     "Apertus1p5TextForCausalLM": (5, 24),
     "LaraMiniForCausalLM": (5, 24),
+    "Inkling2ForCausalLM": (5, 24),
+    "MistralLarge4ForCausalLM": (5, 24),
     "DoryForCausalLM": (5, 24),
 }
 # architecture -> the first version that computes from them what it computes now

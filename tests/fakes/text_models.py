@@ -34,7 +34,31 @@ def _glm5_next() -> Any:
     return Glm5NextForCausalLM
 
 
-_OWN = {"Glm5NextForCausalLM": _glm5_next}
+@cache
+def _mistral_large4() -> Any:
+    """The text model of Mistral Large 4 with the head of the whole."""
+    module = importlib.import_module("transformers.models.mistral_large4.modeling_mistral_large4")
+
+    class MistralLarge4ForCausalLM(module.MistralLarge4PreTrainedModel):
+        config_class = transformers.MistralLarge4TextConfig
+        config: transformers.MistralLarge4TextConfig
+
+        def __init__(self, config: transformers.MistralLarge4TextConfig) -> None:
+            super().__init__(config)
+            self.model = module.MistralLarge4TextModel(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
+            hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state
+            cap = self.config.final_logit_softcapping
+            return CausalLMOutput(logits=cap * torch.tanh(self.lm_head(hidden) / cap))
+
+    MistralLarge4ForCausalLM._tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    return MistralLarge4ForCausalLM
+
+
+_OWN = {"Glm5NextForCausalLM": _glm5_next, "MistralLarge4ForCausalLM": _mistral_large4}
 
 
 def class_of(architecture: str) -> Any:

@@ -89,6 +89,29 @@ _QWEN4: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+_INKLING2 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid", "hybrid_sliding", "hybrid"],
+    "n_layers_per_attn_res_block": 2,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 1,
+    "swa_head_dim": 8,
+    "sliding_window_size": 7,
+    "d_rel": 4,
+    "rel_extent": 20,
+    "log_scaling_n_floor": 9,
+    "qk_l2_clip_threshold": 2.0,
+    "rel_l2_clip_threshold": 0.7,
+    "mlp_gate_softcap": 0.5,
+    "mlp_up_softcap": 1.5,
+    "final_logit_softcapping": 3.0,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "intermediate_size": None,
+    "unpadded_vocab_size": 380,
+    "route_scale": 3.0,
+}
 UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
     "MuseGlimmerForConditionalGeneration": whole(
         {**_SLIDING, "output_multiplier": 0.7}, vision_config=_MUSE_TOWER
@@ -153,6 +176,7 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
     },
     "InklingForCausalLM": {**_SHAPE, **_INKLING},
+    "Inkling2ForCausalLM": {**_SHAPE, **_INKLING2},
     "Qwen4ExpForCausalLM": _QWEN4,
     "Qwen4ExpForConditionalGeneration": whole(
         {**_QWEN4, "num_hidden_layers": 3},

@@ -191,6 +191,18 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "swiglu_limit": [0.3, 10.0],
         "n_group": [1, 2],
     },
+    "MistralLarge4ForCausalLM": {
+        **_TOP,
+        **_BIAS,
+        "index_topk": [3, 20, 100],
+        "indexer_types": [None, ["full"] * 6],
+        "no_rope_layers": [[1, 0] * 3],
+        "kv_source_layers": [[0, 1, 0, 1, 4, 5], [0, 1, 2, 3, 2, 3]],
+        "mlp_layer_types": [None, ["sparse", "dense"] * 3],
+        "final_logit_softcapping": [3.0, 30.0],
+        "n_group": [1, 2],
+        "topk_group": [1],
+    },
     "MiniMaxM3VLForCausalLM": {
         **_TOP,
         "partial_rotary_factor": [None, 0.5],
@@ -257,7 +269,13 @@ _KINDS = {
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
-    *("HYV4ForCausalLM", "Dots3NoteForCausalLM", "Glm5NextForCausalLM", "DeepseekV4ForCausalLM"),
+    *(
+        "MistralLarge4ForCausalLM",
+        "HYV4ForCausalLM",
+        "Dots3NoteForCausalLM",
+        "Glm5NextForCausalLM",
+        "DeepseekV4ForCausalLM",
+    ),
 }
 _NAMES = {
     "BloomForCausalLM": ("n_head", "hidden_size", "n_layer"),

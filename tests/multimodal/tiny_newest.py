@@ -8,10 +8,10 @@ from typing import Any
 
 import transformers as tf
 
-from radixlm.multimodal.checkpoint import NoVideos
+from radixlm.multimodal.checkpoint import NoVideos, class_of
 from tests.fakes.decoder_configs import DECODER_CONFIGS
 from tests.fakes.unusual_configs import UNUSUAL_CONFIGS as SHAPES
-from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, tokenizer
+from tests.multimodal.tiny import PIXTRAL, TEXT, Tiny, image_processor, processor, tokenizer
 from tests.multimodal.tiny_more import quick_images
 
 TOKENS = {
@@ -121,8 +121,34 @@ def inkling() -> Tiny:
     return Tiny(config, whole, "<|unused_200054|>")
 
 
+def inkling2() -> Tiny:
+    tok = tokenizer("<|unused_200054|>", "<|content_image|>")
+    encoder = {
+        "patch_size": 7, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "posemb_grid_size": 4, "projection_hidden_dim": 48, "text_hidden_size": 64,
+    }  # fmt: skip
+    config = tf.Inkling2Config(
+        vision_config=encoder, text_config=held("Inkling2ForCausalLM"), image_token_id=257,
+    )  # fmt: skip
+    reader = quick_images("Inkling2", size={"height": 14, "width": 14})
+    return Tiny(config, tf.Inkling2Processor(reader, tok), "<|unused_200054|>")
+
+
+def mistral_large4() -> Tiny:
+    tok = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = tf.MistralLarge4Config(
+        vision_config=PIXTRAL, text_config=held("MistralLarge4ForCausalLM"), image_token_index=257,
+        vision_feature_layer=-1, spatial_merge_size=2,
+    )  # fmt: skip
+    patch = {"height": 7, "width": 7}
+    reader = quick_images("Pixtral", patch_size=patch, size={"longest_edge": 84})
+    kind = class_of("PixtralProcessor")
+    return Tiny(config, kind(reader, tok, patch_size=7, spatial_merge_size=2), "[IMG]")
+
+
 NEWEST: dict[str, Callable[[], Tiny]] = {
-    made.__name__: made for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling)
+    made.__name__: made
+    for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling, inkling2, mistral_large4)
 }
 # their processors need an optional package
 NEWEST_NEEDS = {"inkling": "scipy"}

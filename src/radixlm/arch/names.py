@@ -6,6 +6,7 @@ checkpoint has exactly that name. Placeholders:
     {i}     the layer
     {e}     the expert: the template is read for every expert and stacked along a new first axis
     {past}  the expert, counted on from the number of experts
+    {before}  the layer before
     {half}  the layer, where a layer of the checkpoint is two blocks
     {odd}   which of these two blocks: 0 or 1; {nth}: 1 or 2
 
@@ -185,7 +186,7 @@ _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
-    r"|early_exit_gate\.|vit_large|patch_merge_mlp\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
+    r"|early_exit_gate\.|vit_large|patch_merge(r|_mlp)\.|pre_mm_projector_norm\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
 # Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")

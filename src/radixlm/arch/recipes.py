@@ -54,6 +54,13 @@ def offsets(tensor: Any, cat: Cat) -> Any:
     return tensor + 1 - (tensor * 0 + 1).cumsum(0)
 
 
+def distances_to_taps(tensor: Any, cat: Cat) -> Any:
+    """Weights of a convolution by distance [width, channels] -> [channels, 1, width], the newest
+    token's last."""
+    rows = [tensor[i : i + 1] for i in reversed(range(tensor.shape[0]))]
+    return cat(rows, 0).swapaxes(0, 1)[:, None]
+
+
 class FirstRows(Record):
     """The first ``count`` rows, without the padding after them."""
 

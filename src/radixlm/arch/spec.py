@@ -79,6 +79,7 @@ class Rope(Record):
     # covers twice as many channels, so that the two of a rotated pair may use different positions
     mrope_by_channel: bool = False
     chunk: int = 0  # positions count anew after so many tokens; 0 = never
+    learned: bool = False  # each frequency is multiplied by e to the power of a learned number
 
     @property
     def depends_on_length(self) -> bool:
@@ -235,6 +236,9 @@ class Indexer(Record):
     is_shared: bool = False  # reuses the choice of the last layer that made one
     rope_on_tail: bool = False  # the last channels are rotated, not the first
     pool: int = 0  # chooses whole pools of this many tokens; those after the last pool are read too
+    # its queries read the layer's input under this norm, not the attention's low-rank queries
+    input_norm: Norm | None = None
+    log_scaling: bool = False  # as in LatentAttention
 
     @property
     def row(self) -> int:
@@ -265,6 +269,11 @@ class LatentAttention(Record):
     # the second q projection reads its input before and after the norm, and its outputs behind
     # each head's query are a gate for each channel of the head's value
     gate_from_q: bool = False
+    # each head's query is multiplied by bias + scale * log(1 + position), both learned
+    log_scaling: bool = False
+    # of layers that have as many rotated channels: the last that "keeps" its latents lends them to
+    # those after it that "borrow", which have no kv_a
+    latents: Literal["own", "keeps", "borrows"] = "own"
 
     @property
     def row(self) -> int:
@@ -549,6 +558,36 @@ class RelativeAttention(Record):
         return tuple(((count, self.width - 1), False) for count in channels)
 
 
+class ClippedRelativeAttention(Record):
+    """Relative attention of vectors of bounded length (Inkling 2). A longer head of a query, a key
+    or the ``rank`` numbers is scaled down to ``longest`` or ``longest_rank``, queries and numbers
+    after learned factors a channel. The convolutions divide their sums by the root of the terms.
+    Each token has a sink of its own for each head; the output is gated a channel."""
+
+    attention: Attention
+    dim: int  # channels of the model
+    width: int
+    rank: int
+    extent: int
+    longest: float
+    longest_rank: float
+    norm: Norm  # of each head's value, without weights
+    # queries, keys and values read inputs of their own, and tokens add to the weights of the
+    # convolutions of keys and values, those of a head alike
+    is_dynamic: bool = False
+    grows_from: int = 0  # as in RelativeAttention
+    growth: float = 0.0
+
+    @property
+    def kv_channels(self) -> int:
+        return self.attention.kv_heads * self.attention.head_dim
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        channels = (self.kv_channels, self.kv_channels, self.dim, self.dim)
+        return tuple(((count, self.width - 1), False) for count in channels)
+
+
 class RwkvTime(Record):
     """RWKV's time mixing (arXiv:2305.13048): values weighed by exp(key), decaying by channel.
     All projections read a learned mix of the token and the token before."""
@@ -590,7 +629,8 @@ class MatrixLstm(Record):
         return ((self.heads, self.v_dim + 1, self.k_dim), True), ((self.heads,), True)
 
 
-ConvAttention = CompressedConvAttention | RelativeAttention  # attention with a recurrent state
+# attention with a recurrent state
+ConvAttention = CompressedConvAttention | RelativeAttention | ClippedRelativeAttention
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
     ShortConv
@@ -691,6 +731,8 @@ class Moe(Record):
     router_norm: Norm | None = None  # of the router's input
     expert_scale: bool = False  # a learned factor of each expert's weight, applied last
     limit_after: bool = False  # as in Mlp
+    # softcaps of the gate, behind its sigmoid, and of up; act silu
+    softcaps: tuple[float, float] = (0.0, 0.0)
     deep_router: DeepRouter | None = None
     sinks: int = 0  # experts that every token takes beside the chosen ones; the weights of both are
     # normalized together and multiplied by one learned number
@@ -962,6 +1004,9 @@ class Decoder(Record):
     extra_vocab_rows: int = 0  # rows of the token table for input tokens that are never sampled
     suppressed_tokens: tuple[int, ...] = ()  # tokens that are never sampled
     skips: tuple[SkipConnection, ...] = ()
+    # blocks whose branches are summed apart: each branch reads an average of the finished sums and
+    # of the present one, weighed by a learned query (attention residuals, arXiv:2603.15031)
+    residual_sums: int = 0
     add_media_embeds: bool = False  # media embeddings are added to those of the placeholder tokens
     # layers after which further media embeddings are added, in order (DeepStack); () = the first
     deep_layers: tuple[int, ...] = ()

@@ -48,11 +48,12 @@ def head_products(q_HQC: Tensor, k_NKC: Tensor) -> Tensor:
 
 
 def head_averages(scores_HQN: Tensor, v_NKV: Tensor, sinks_H: Tensor | None = None) -> Tensor:
-    """Values weighted by the softmax of scores, which may be -inf, and of a sink: [Q, H, V]."""
+    """Values weighted by the softmax of scores, which may be -inf, and of a sink: [Q, H, V].
+    ``sinks_H`` may be [H, Q]."""
     heads, num_queries, count = scores_HQN.shape
     scores = F.pad(scores_HQN, (0, -count % LANES), value=-torch.inf)
     if sinks_H is not None:
-        sinks = sinks_H.float()[:, None, None].expand(heads, num_queries, 1)
+        sinks = sinks_H.float().view(heads, -1, 1).expand(heads, num_queries, 1)
         scores = torch.cat((scores, F.pad(sinks, (0, LANES - 1), value=-torch.inf)), -1)
     weights = scores.softmax(-1)[..., :count].to(v_NKV.dtype)
     out = _each_product(weights.reshape(v_NKV.shape[1], -1, count), v_NKV.permute(1, 2, 0))

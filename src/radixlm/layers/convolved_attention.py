@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import CompressedConvAttention, ConvAttention, RelativeAttention
+from radixlm.arch.spec import CompressedConvAttention, RelativeAttention
 from radixlm.layers.attention import qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import QueryChunk, attend_gathered
@@ -207,7 +207,12 @@ ConvolvedLayer = CompressedConvAttentionLayer | RelativeAttentionLayer
 
 
 def make_convolved(
-    spec: ConvAttention, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
+    spec: CompressedConvAttention | RelativeAttention,
+    dim: int,
+    context: LayerContext,
+    rope: int,
+    pool: tuple[int, int],
+    row: int,
 ) -> ConvolvedLayer:
     """The layer of the record; ``row`` is its place in the state pool."""
     if isinstance(spec, RelativeAttention):

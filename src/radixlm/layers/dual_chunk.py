@@ -58,7 +58,9 @@ class DualChunkAttention:
                 before, own = max(0, first - self.spec.chunk), first
                 keys = slice(0, before), slice(before, own), slice(own, None)
                 parts = [(q[part.rows], k) for q, k in zip(queries, keys, strict=True)]
-                out_THV[part.rows] = attend_parts(parts, part, part.causal_QN, site)
+                out_THV[part.rows] = attend_parts(
+                    parts, part, part.causal_QN, site, sinks_H=site.sinks
+                )
         return out_THV.flatten(1)
 
     def _angles(self, positions_T: Tensor) -> Angles:

@@ -62,15 +62,17 @@ def attend_gathered(
     batch: ForwardBatch,
     choose: Callable[[QueryChunk], Tensor],
     bias: Callable[[QueryChunk], Tensor] | None = None,
+    sinks_TH: Tensor | None = None,
 ) -> Tensor:
     """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q. ``bias``
-    joins the scores: float32 [H, Q, N]."""
+    joins the scores: float32 [H, Q, N]. ``sinks_TH``: of each token, in place of the site's."""
     _store(k_TKC, v_TKV, site, batch)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
     for chunk in query_chunks(batch, site, q_THC):
         more = None if bias is None else bias(chunk)
         parts = ((q_THC[chunk.rows], slice(None)),)
-        out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site, more)
+        sinks = site.sinks if sinks_TH is None else sinks_TH[chunk.rows].T
+        out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site, more, sinks)
     return out_THV.flatten(1)
 
 
@@ -161,9 +163,10 @@ def attend_parts(
     chosen: Tensor,
     site: AttentionSite,
     bias_HQN: Tensor | None = None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """[Q, H, V] of one chunk. ``parts``: queries [Q, H, C] and the keys that they score; together
-    all keys, in order."""
+    all keys, in order. ``sinks_H`` may be [H, Q]."""
     k_NKC, width = chunk.k_NKC, parts[0][0].shape[-1]  # a row of the cache may hold more
     scores = torch.cat(
         [head_products(q.transpose(0, 1), k_NKC[keys, :, :width]) for q, keys in parts], -1
@@ -175,7 +178,7 @@ def attend_parts(
         scores = scores + bias_HQN
     mask = (chosen & chunk.causal_QN).view(-1, *chosen.shape[-2:])
     mask = mask.repeat_interleave(site.heads // len(mask), 0)
-    return head_averages(scores.masked_fill(~mask, -torch.inf), chunk.v_NKV, site.sinks)
+    return head_averages(scores.masked_fill(~mask, -torch.inf), chunk.v_NKV, sinks_H)
 
 
 def causal_choice(chunk: IndexChunk) -> Tensor:

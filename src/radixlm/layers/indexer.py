@@ -14,6 +14,7 @@ from radixlm.arch.spec import Indexer, LatentAttention
 from radixlm.kernels.products import LANES, place_shares, row_products
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import Choose, IndexChunk
+from radixlm.layers.logn_scaling import LearnedLogScaling
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -28,7 +29,14 @@ class IndexerLayer(Module):
         self, spec: LatentAttention, index: Indexer, dim: int, context: LayerContext
     ) -> None:
         self._index, self._rope_dim, self._rotate = index, spec.rope_dim, context.kernels.rope
-        self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
+        if index.input_norm is not None:
+            self.q_norm = NormLayer(index.input_norm, (dim,), context.kernels, context.device)
+        read = spec.q_rank if index.input_norm is None else dim
+        self.q = context.plain_linear(read, index.heads * index.dim)
+        if index.log_scaling:
+            self.log_scaling = LearnedLogScaling(
+                *(Param((index.heads,), "float32") for _ in range(2))
+            )
         self.k = context.plain_linear(dim, index.dim)
         self.k_norm = NormLayer(index.norm, (index.dim,), context.kernels, context.device)
         self.weights = context.plain_linear(dim, index.heads)
@@ -45,7 +53,10 @@ class IndexerLayer(Module):
     ) -> Choose:
         """The keys that this step's tokens read; later layers may share the choice."""
         index = self._index
-        q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
+        read = low_TQ if index.input_norm is None else self.q_norm.run(x_TD)
+        q_THI = self.q.run(read).view(-1, index.heads, index.dim)
+        if index.log_scaling:
+            q_THI = self.log_scaling.run(q_THI, batch.positions_T)
         self._apply_rope(q_THI, cos_sin)
         weights_TH = self.weights.run(x_TD).float() * self._scale
         batch.scratch.chosen_tokens = {}

@@ -20,7 +20,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import attend_chosen
 from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
 from radixlm.layers.linear import StepAdapters
-from radixlm.layers.logn_scaling import logn_scales
+from radixlm.layers.logn_scaling import LearnedLogScaling, logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import ALL_HEADS, HeadCut, Placement, cut_heads
@@ -76,8 +76,9 @@ class LatentAttentionLayer(Module):
         else:
             place = cut.place(query)
             self.q = context.linear(dim, num_heads * query, shard=Shard(0), place=place)
-        self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
-        self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
+        if spec.latents != "borrows":
+            self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
+            self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
         self.kv_b = UpProjection(spec, cut.place(spec.nope_dim + spec.v_dim), num_heads, context)
         width = num_heads * spec.v_dim
         after = context.after(cut.inputs(spec.v_dim), width, out_dim or dim)
@@ -86,6 +87,10 @@ class LatentAttentionLayer(Module):
             self.k_rope_norm = NormLayer(spec.rope_norm, (spec.rope_dim,), kernels, device)
         if spec.sinks:
             self.sinks = cut.cut(Param((num_heads,), "float32", Shard(0)))
+        if spec.log_scaling:
+            self.log_scaling = LearnedLogScaling(
+                *(cut.cut(Param((num_heads,), "float32", Shard(0))) for _ in range(2))
+            )
         if spec.gate:
             each = spec.v_dim if spec.gate == "channel" else 1
             place = cut.place(each)
@@ -117,13 +122,10 @@ class LatentAttentionLayer(Module):
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
         if cos_sin is not None and spec.rope is not None:
             rotate(q_THR, cos_sin, spec.rope.interleaved)
-        latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
-        if spec.rope_norm is not None:
-            k_TR = self.k_rope_norm.run(k_TR.contiguous())
-        if cos_sin is not None and spec.rope is not None:
-            rotate(k_TR[:, None], cos_sin, spec.rope.interleaved)
-        k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
+        k_T1C = self._latents(x_TD, batch, cos_sin)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
+        if spec.log_scaling:
+            q_THC = self.log_scaling.run(q_THC, batch.positions_T)
         if spec.logn_scaling is not None:
             grown_T = logn_scales(spec.logn_scaling, batch.positions_T)
             q_THC = q_THC * grown_T[:, None, None].to(q_THC.dtype)
@@ -139,6 +141,21 @@ class LatentAttentionLayer(Module):
         if gate_THV is not None:
             out_TV = out_TV * self._context.kernels.sigmoid(gate_THV.flatten(1))
         return self.o.run(self._gated(out_TV, x_TD) if spec.gate else out_TV)
+
+    def _latents(self, x_TD: Tensor, batch: ForwardBatch, cos_sin: Angles | None) -> Tensor:
+        """The rows of the cache, without the indexer's: [T, L + R]."""
+        spec, kept = self.spec, batch.scratch.latents
+        if spec.latents == "borrows":
+            return kept[spec.rope_dim]
+        latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
+        if spec.rope_norm is not None:
+            k_TR = self.k_rope_norm.run(k_TR.contiguous())
+        if cos_sin is not None and spec.rope is not None:
+            self._context.kernels.rope(k_TR[:, None], cos_sin, spec.rope.interleaved)
+        rows = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)
+        if spec.latents == "keeps":
+            kept[spec.rope_dim] = rows
+        return rows
 
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
         """The same as operations of a program, up to the output projection."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from radixlm.arch.spec import (
     Attention,
     Block,
+    ClippedRelativeAttention,
     CompressedSparseAttention,
     ConvAttention,
     LatentAttention,
@@ -21,6 +22,7 @@ from radixlm.arch.spec import (
     SquareLinear,
 )
 from radixlm.layers.attention import AttentionLayer
+from radixlm.layers.clipped_attention import ClippedRelativeAttentionLayer
 from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import ConvolvedLayer, make_convolved
@@ -83,6 +85,7 @@ Mixer = (
     | ParallelHybridLayer
     | SquareLinearLayer
     | ConvolvedLayer
+    | ClippedRelativeAttentionLayer
     | RwkvTimeLayer
     | RwkvChannelLayer
 )
@@ -106,6 +109,8 @@ def make_mixer(
 ) -> Mixer | None:
     """The layer of a block's mixer; the arguments are those of ``BlockLayer``."""
     mixer = spec.mixer
+    if isinstance(mixer, ClippedRelativeAttention):
+        return ClippedRelativeAttentionLayer(mixer, dim, context, (pool, state_row))
     if isinstance(mixer, ConvAttention):
         return make_convolved(mixer, dim, context, rope, pool, state_row)
     if isinstance(mixer, MatrixLstm):

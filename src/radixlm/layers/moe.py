@@ -16,7 +16,7 @@ from radixlm.kernels.cpu.linear import ACT_CODE, GATED_CODE
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.generator import seeded
-from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops.activation import activate_gated, sigmoid, softcap
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.moe import (
     ExpertAdapters,
@@ -159,8 +159,13 @@ class MoeLayer(Module):
         """Whether a kernel runs experts of which it has some inner channels and outputs."""
         spec = self.spec
         codes = GATED_CODE if spec.gated else ACT_CODE
-        is_looped = spec.expert_norm is not None or (not spec.gated and spec.zero_experts)
+        is_looped = self._is_looped or (not spec.gated and spec.zero_experts)
         return self._kernels.supports_ungated_experts and not is_looped and spec.act in codes
+
+    @property
+    def _is_looped(self) -> bool:
+        """Whether gated experts have parts that no kernel knows."""
+        return self.spec.expert_norm is not None or any(self.spec.softcaps)
 
     def record(self, is_on: bool) -> None:
         """Keep what the tokens of each step choose, from now on or no longer."""
@@ -186,7 +191,7 @@ class MoeLayer(Module):
     @property
     def _has_kernel(self) -> bool:
         """Whether a kernel runs the experts."""
-        return self.spec.gated and self.spec.expert_norm is None
+        return self.spec.gated and not self._is_looped
 
     def _spread(self, pack: PackedExperts, share: ExpertSplit) -> SplitExperts:
         """On a device, in a way that no step waits for the host."""
@@ -217,8 +222,7 @@ class MoeLayer(Module):
         self.correction_E = self.correction.take() if self.spec.correction else None
 
     def _packed(self) -> PackedExperts:
-        is_looped = self.spec.expert_norm is not None
-        is_packed = not is_looped and (
+        is_packed = not self._is_looped and (
             self._has_kernel
             or (self._kernels.supports_ungated_experts and not self.spec.zero_experts)
         )
@@ -229,10 +233,10 @@ class MoeLayer(Module):
         )
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         act = self.spec.act
-        if is_looped:
+        if self._is_looped:
             up, down = weights
-            own = self.spec, self.expert_norm, self._kernels.pack_linear
-            return NormedExperts((up, down), biases, *own)
+            norm = None if self.spec.expert_norm is None else self.expert_norm
+            return LoopedExperts((up, down), biases, self.spec, norm, self._kernels.pack_linear)
         if self._has_kernel:
             limit = (self.spec.limit, self.spec.limit_after)
             return self._kernels.pack_experts(*weights, *biases, act, fmts, grids, limit)
@@ -471,23 +475,28 @@ class DeepRouterLayer(Module):
         return self.out.run(F.gelu(self.second.run(h_TR)))
 
 
-class NormedExperts(UngatedExperts):
-    """Gated experts whose outputs are normed, one after another."""
+class LoopedExperts(UngatedExperts):
+    """Gated experts whose outputs are normed, or whose gates are capped, one after another."""
 
     def __init__(
         self,
         weights: tuple[Tensor, Tensor],
         biases: tuple[Tensor | None, Tensor | None],
         spec: Moe,
-        norm: NormLayer,
+        norm: NormLayer | None,
         pack: Callable[..., PackedLinear],
     ) -> None:
         """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
         super().__init__(*weights, *biases, spec.act, pack)
         self._limit, self._norm = (spec.limit, spec.limit_after), norm
+        self._softcaps = spec.softcaps
 
     def activate(self, h: Tensor) -> Tensor:
-        return activate_gated(h, self._act, *self._limit)
+        if not any(self._softcaps):
+            return activate_gated(h, self._act, *self._limit)
+        gate, up = h.float().chunk(2, -1)
+        capped, up = (softcap(x, cap) for x, cap in zip((gate, up), self._softcaps, strict=True))
+        return (capped * sigmoid(gate) * up).to(h.dtype)
 
     def norm(self, y: Tensor) -> Tensor:
-        return self._norm.run(y)
+        return y if self._norm is None else self._norm.run(y)

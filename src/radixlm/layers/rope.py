@@ -12,6 +12,8 @@ from torch import Tensor
 from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Rope
 from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.module import Module
+from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
 # float32 [T, 2R]: R cosines, then R sines; [T, 4R] where a pair's channels have different
@@ -46,7 +48,7 @@ class StaticRope:
         self._axis_A = axes_of(rope).to(device) if rope.mrope_sections else None
         self._places = len(rope.mrope_sections) > 3
         self._chunk = rope.chunk
-        self._inv_freq_R = torch.from_numpy(frequencies).to(device)
+        self._inv_freq_R = self._first_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
         self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))
 
@@ -57,6 +59,11 @@ class StaticRope:
             rows = max(num_rows, 2 * have, FIRST_ROWS)
             positions = torch.arange(rows, device=self.table_N2R.device)
             self.table_N2R = self._kernels.rope_angles(positions, self._inv_freq_R, self._factor)
+
+    def stretch(self, factors_R: Tensor) -> None:
+        """Multiply the frequencies by these factors, instead of by those of a call before."""
+        self._inv_freq_R = self._first_R * factors_R
+        self.table_N2R = self._first_R.new_empty(0, 2 * len(factors_R))
 
     def angles(self, batch: ForwardBatch) -> Angles:
         if batch.mrope is not None and self._axis_A is not None:
@@ -108,6 +115,25 @@ class RopeTables:
             for r in self.ropes
         ]
 
+    @property
+    def learned(self) -> list[StaticRope]:
+        """Those whose frequencies ``LearnedFrequencies`` changes."""
+        pairs = zip(self.ropes, self.makers, strict=True)
+        return [m for rope, m in pairs if rope.learned and isinstance(m, StaticRope)]
+
     def angles(self, batch: ForwardBatch) -> list[Angles]:
         """cos and sin of the step's tokens, in the order of ``ropes``."""
         return [maker.angles(batch) for maker in self.makers]
+
+
+class LearnedFrequencies(Module):
+    """The logarithms of what the frequencies of the learned ropes are multiplied by."""
+
+    def __init__(self, tables: RopeTables) -> None:
+        self._ropes = tables.learned
+        self.logs = Param((tables.ropes[0].dim // 2,), "float32")
+
+    def finish(self) -> None:
+        factors_R = torch.exp(self.logs.take())
+        for rope in self._ropes:
+            rope.stretch(factors_R)

@@ -37,7 +37,8 @@ from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import CutLinear, cut_table
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
 from radixlm.layers.residual import added
-from radixlm.layers.rope import RopeTables
+from radixlm.layers.residual_sums import SummingBlock, SumReader
+from radixlm.layers.rope import LearnedFrequencies, RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.handed_rows import HandedRows
 from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
@@ -119,6 +120,8 @@ class DecoderModel(Module):
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)
+        if self.ropes.learned:
+            self.frequencies = LearnedFrequencies(self.ropes)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
         width, rows = decoder.embed_dim or dim, decoder.vocab + decoder.extra_vocab_rows
         if stage.is_first or (stage.is_last and decoder.tied):
@@ -199,6 +202,8 @@ class DecoderModel(Module):
             self.streams = HyperConnectionEnds(decoder.streams, dim, context)
         if decoder.gated_streams is not None and is_end:
             self.streams = GatedHyperConnectionEnds(decoder.gated_streams, dim, context)
+        if decoder.residual_sums and self.stage.is_last:
+            self.sums_end = SumReader(dim)
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(decoder.blocks)
             if self.stage.is_first:
@@ -218,6 +223,9 @@ class DecoderModel(Module):
             return SharedBlockCaller(spec, dim, context, state)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
+        if decoder.residual_sums:
+            size = decoder.residual_sums
+            return SummingBlock(spec, size, layer, dim, context, place, state)
         if decoder.gated_streams is not None:
             gated = decoder.gated_streams
             return GatedHyperConnectionBlock(spec, gated, dim, context, rope, place, state)
@@ -259,7 +267,7 @@ class DecoderModel(Module):
         for those behind layers of models with several residual streams, except all streams behind
         hyper-connections, and their means."""
         decoder, layers = self.decoder, needs.layers if needs else ()
-        has_streams = decoder.streams or decoder.gated_streams
+        has_streams = decoder.streams or decoder.gated_streams or decoder.residual_sums
         has_others = has_streams and layers != (len(decoder.blocks) - 1,)
         if needs is not None and needs.is_mean and decoder.streams is not None:
             has_others = False
@@ -511,11 +519,7 @@ class DecoderModel(Module):
             x_TD = added(x_TD, pending_TD)
             self.pipeline.hand_on(batch, x_TD, kept)
             return x_TD
-        if (self.decoder.streams or self.decoder.gated_streams) is not None:
-            x_TD = self.streams.end(x_TD)
-        if self.decoder.altup is not None:
-            x_TD = self.altup.end(x_TD)
-        return self.norm.add_run(x_TD, pending_TD)
+        return self.norm.add_run(self._end(x_TD, batch), pending_TD)
 
     def _begin(self, batch: ForwardBatch) -> Tensor:
         """The first block's input, and what all blocks read."""
@@ -528,6 +532,14 @@ class DecoderModel(Module):
             x_TD = self.altup.begin(x_TD)
         has_streams = (self.decoder.streams or self.decoder.gated_streams) is not None
         return self.streams.begin(x_TD) if has_streams else x_TD
+
+    def _end(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        """What the last norm reads, of the last block's output."""
+        if (self.decoder.streams or self.decoder.gated_streams) is not None:
+            x_TD = self.streams.end(x_TD)
+        if self.decoder.residual_sums:
+            (x_TD,) = self.sums_end.run(batch.scratch.sums_TND, x_TD)
+        return x_TD if self.decoder.altup is None else self.altup.end(x_TD)
 
     def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """The input of block ``layer``; what later blocks read of it is added to ``kept``."""

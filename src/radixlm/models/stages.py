@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from radixlm.models.decoder import DecoderModel
 
 RESIDUAL = "x"  # the name of the residual stream among what is handed over
-_SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD")
+_SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD", "sums_TND")
 
 
 class Stage(Record):
@@ -279,7 +279,8 @@ def _left(scratch: LayerScratch) -> dict[str, Tensor]:
     """What layers have left for later ones."""
     left = {name: getattr(scratch, name) for name in _SCRATCH}
     chosen = {f"chosen {row}": one for row, one in scratch.chosen_tokens.items()}
-    return {name: one for name, one in left.items() if one is not None} | chosen
+    latents = {f"latents {width}": one for width, one in scratch.latents.items()}
+    return {name: one for name, one in left.items() if one is not None} | chosen | latents
 
 
 def _restore(scratch: LayerScratch, carried: dict[str, Tensor]) -> None:
@@ -288,3 +289,5 @@ def _restore(scratch: LayerScratch, carried: dict[str, Tensor]) -> None:
             setattr(scratch, name, tensor)
         elif name.startswith("chosen "):
             scratch.chosen_tokens[int(name.split()[1])] = tensor
+        elif name.startswith("latents "):
+            scratch.latents[int(name.split()[1])] = tensor

@@ -167,14 +167,18 @@ class LayerScratch:
     embeds_TD       the embeddings, for blocks that read them again
     router_TR       the hidden state of the last router, for the next of a chain
     deferred_TD     the output of a mixture of experts that is added a block later
+    sums_TND        finished sums of branches, which later blocks read (Decoder.residual_sums)
     chosen_tokens   tokens that the last indexer has chosen, by first row of a query chunk
+    latents         rows [T, L + R] that layers keep for later ones, by the rotated channels R
     """
 
     per_layer_TLP: Tensor | None = None
     embeds_TD: Tensor | None = None
     router_TR: Tensor | None = None
     deferred_TD: Tensor | None = None
+    sums_TND: Tensor | None = None
     chosen_tokens: dict[int, Tensor] = field(default_factory=dict)
+    latents: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

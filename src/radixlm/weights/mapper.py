@@ -148,7 +148,7 @@ class WeightsMapper:
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
         name = name.replace("{past}", str(num_experts + expert))
         name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))
-        name = name.replace("{nth}", str(layer % 2 + 1))
+        name = name.replace("{nth}", str(layer % 2 + 1)).replace("{before}", str(layer - 1))
         if suffix == "weight" and name in self._present:
             return name
         name = f"{name}.{suffix}"

@@ -132,7 +132,7 @@ def _either(part: str, stored: str) -> AnyOf:
 
 def _inkling_names(c: Config) -> Names:
     shared, sinks = _MLP + "shared_experts.", Experts(c.n_shared_experts, 2)
-    rows = FirstRows(_spoken(c))
+    rows = FirstRows(spoken(c))
     return {
         "embed": AnyOf("model.embed_tokens", "model.llm.embed"),
         "embed_norm": AnyOf("model.embed_tokens.embed_norm", "model.llm.embed_norm"),
@@ -174,7 +174,7 @@ def _inkling_names(c: Config) -> Names:
     }
 
 
-def _spoken(c: Config) -> int:
+def spoken(c: Config) -> int:
     """Tokens that may be sampled; the rows after them are padding."""
     return int(min(c.get("unpadded_vocab_size", c.vocab_size), c.vocab_size))
 
@@ -212,12 +212,12 @@ def inkling(c: Config) -> spec.Decoder:
         return spec.Block(mixer, sparse if c.mlp_layer_types[i] == "sparse" else dense, norm)
 
     return stacked(
-        c.replace(vocab_size=_spoken(c)),
+        c.replace(vocab_size=spoken(c)),
         [block(i) for i in range(c.num_hidden_layers)],
         norm,
         _inkling_names(c),
         tied=False,
-        extra_vocab_rows=c.vocab_size - _spoken(c),
+        extra_vocab_rows=c.vocab_size - spoken(c),
         embed_norm=norm,
         embed_norm_text_only=True,
         logit_scale=1.0 / c.logits_mup_width_multiplier,

@@ -20,7 +20,8 @@ def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int]
     first, bias = c.first_k_dense_replace if first is None else first, fields.pop("bias", False)
     shared = c.get("n_shared_experts", 0) * c.moe_intermediate_size
     fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
-    fields.setdefault("renorm", c.norm_topk_prob)
+    if "renorm" not in fields:
+        fields["renorm"] = c.norm_topk_prob
     sparse = b.moe(
         c,
         scale=c.routed_scaling_factor,
@@ -93,8 +94,8 @@ def deepseek_v32(c: Config) -> Decoder:
     return _indexed(c, interleaved=False, shared=lambda i: False)
 
 
-def glm_moe_dsa(c: Config) -> Decoder:
-    """Some layers reuse the choice of the last layer with an indexer."""
+def shared_choices(c: Config) -> Callable[[int], bool]:
+    """Whether a layer reuses the choice of the last layer with an indexer."""
     pattern = c.get("indexer_types") or c.get("index_topk_pattern")
     every, offset = max(c.get("index_topk_freq", 1), 1), c.get("index_skip_topk_offset", 2)
 
@@ -105,7 +106,11 @@ def glm_moe_dsa(c: Config) -> Decoder:
 
     if shares(0):
         raise c.error("indexer_types", "has a shared choice at the first layer")
-    return _indexed(c, interleaved=True, shared=shares)
+    return shares
+
+
+def glm_moe_dsa(c: Config) -> Decoder:
+    return _indexed(c, interleaved=True, shared=shared_choices(c))
 
 
 def axk1(c: Config) -> Decoder:

@@ -91,6 +91,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "HyperCLOVAXVisionV2ForConditionalGeneration": MultimodalSpec(reader="embedding_multiplier"),
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
+    "Inkling2ForConditionalGeneration": PLAIN,
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
     "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
@@ -142,6 +143,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "MiniCPMV4_7ForConditionalGeneration": MultimodalSpec(reader="canvas"),
     "MiniMaxM3SparseForConditionalGeneration": PLAIN,
     "Mistral3ForConditionalGeneration": PLAIN,
+    "MistralLarge4ForConditionalGeneration": PLAIN,
     "MllamaForConditionalGeneration": MultimodalSpec(
         text="mllama:mllama", encoder="cross_attention"
     ),
