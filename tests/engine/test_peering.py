@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,12 @@ from radixlm.engine import peering
     ],
 )
 def test_each_node_listens_at_an_address_of_its_own(
-    host: str, rank: int, listens: str, registers: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    host: str,
+    rank: int,
+    listens: str,
+    registers: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "secret").write_text("a secret of the cluster")
     (tmp_path / "secret").chmod(0o600)
