@@ -170,6 +170,15 @@ def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Re
         later.result(20)
 
 
+def test_answers_of_any_size_come(replica: Replica) -> None:
+    _, first, links = replica
+    call, answers = first.expect()
+    ends = list(range(200_000))  # of the pages that a long prompt finds: more than a packet holds
+    for rank, link in enumerate(links, 1):
+        link.answer(Answer(rank, call, ends))
+    assert answers.result(20) == [ends, ends]
+
+
 def test_a_rank_that_cannot_load_ends_the_start_with_its_reason(replica: Replica) -> None:
     _, first, (second, third) = replica
     second.answer(Answer(1, -2, [4]))

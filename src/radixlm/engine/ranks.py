@@ -35,7 +35,7 @@ from radixlm.intake.adapters import Spool
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
-from radixlm.wire.pieces import read_pieces
+from radixlm.wire.pieces import pieces, read_pieces
 from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Followers(Peers):
         """Read the answers of one rank until it ends."""
         decoder = msgspec.msgpack.Decoder(Answer)
         with suppress(OSError):  # it was killed
-            while data := link.recv(MAX_MESSAGE_BYTES):
+            while (data := read_pieces(link.recv)) is not None:
                 self._take(decoder.decode(data))
 
     def _take(self, answer: Answer) -> None:
@@ -368,7 +368,8 @@ class LeaderLink(Peers):
     def answer(self, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
         with self._lock, suppress(OSError):  # rank 0 is gone, and this one soon
-            self._socket.send(data)
+            for piece in pieces(data):
+                self._socket.send(piece)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         self.answer(Answer(self.rank, AGREE, list(numbers)))
