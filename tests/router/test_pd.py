@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -198,6 +199,19 @@ async def test_a_stream_goes_on_at_a_prefill_worker_if_no_other_is_left(
         assert answer.text == "".join(f"t{i} " for i in range(12)) and answer.is_complete
         await until(lambda: front.is_idle)
     assert "resume" in bodies(prefill)[-1] and "bootstrap_room" not in bodies(prefill)[-1]
+
+
+async def test_calls_leave_a_decode_worker_that_hangs_for_a_prefill_worker(
+    start_workers: StartWorkers,
+) -> None:
+    (prefill,), (decode,) = await start_workers(1), await start_workers(1, hang=True)
+    async with PdFront([prefill], [decode]) as front:
+        asking = asyncio.create_task(front.chat())
+        await until(lambda: decode.num_inflight == 1)
+        front.gateway.registry.move(front.workers[1], State.UNHEALTHY)
+        assert (await asking).status == 200
+        await until(lambda: front.is_idle)
+    assert "bootstrap_room" not in bodies(prefill)[-1]
 
 
 async def test_a_prompts_logprobs_come_once_from_a_decode_worker_alone(

@@ -71,7 +71,7 @@ class Pair(Dispatch):
 
     async def alone(self, worker: Worker, failure: Failure) -> Failure | None:
         """The whole call to one worker; ``failure``: why there is no other."""
-        if "resume_digest" not in worker.facts or failure.is_final:  # others need their pair
+        if not worker.computes_alone or failure.is_final:
             return failure
         self.worker_type, self.edit = worker.worker_type, None
         return await self.send(worker, {})

@@ -101,6 +101,15 @@ class Registry:
                 self._pools[key] = found
         return found
 
+    def stand_ins(self, worker: Worker) -> list[Worker]:
+        """Available workers that can do what ``worker`` does: those of its type, for a decode worker
+        else prefill workers that compute whole requests."""
+        found = self.pool(worker.model_id, worker.worker_type)
+        if found or worker.worker_type != "decode":
+            return found
+        others = self.pool(worker.model_id, "prefill")
+        return [one for one in others if one.computes_alone]
+
     async def available(
         self, model: str | None, worker_type: WorkerType = "regular", *, timeout_s: float
     ) -> list[Worker]:

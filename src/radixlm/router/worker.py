@@ -84,6 +84,11 @@ class Worker:
         models = self.facts.get("models", ())
         return {name for name in (self.model_id, *told, *models) if isinstance(name, str)}
 
+    @property
+    def computes_alone(self) -> bool:
+        """Whether it answers whole requests, though it be one of a pair: RadixLM's servers do."""
+        return "resume_digest" in self.facts
+
     def of_rank(self, rank: int) -> Worker:
         """Another data-parallel rank of the same server."""
         other = Worker(
