@@ -62,19 +62,17 @@ class Pair(Dispatch):
             has_decode = is_held or bool(pool(self.model, "decode"))
             self.worker_type = "decode" if has_decode else "prefill"
             return await super().attempt()
-        prefill, decode = await self.choose("prefill"), await self.choose("decode")
+        prefill, decode = self.pick("prefill"), self.pick("decode")
+        if prefill is None or decode is None:
+            left = prefill or decode
+            if isinstance(left, Worker) and left.computes_alone:
+                self.worker_type, self.edit = left.worker_type, None
+                return await self.send(left, {})
+        prefill = prefill or await self.choose("prefill")
+        decode = decode or await self.choose("decode")
         if isinstance(prefill, Failure):
-            return prefill if isinstance(decode, Failure) else await self.alone(decode, prefill)
-        if isinstance(decode, Failure):
-            return await self.alone(prefill, decode)
-        return await self.ask(prefill, decode)
-
-    async def alone(self, worker: Worker, failure: Failure) -> Failure | None:
-        """The whole call to one worker; ``failure``: why there is no other."""
-        if not worker.computes_alone or failure.is_final:
-            return failure
-        self.worker_type, self.edit = worker.worker_type, None
-        return await self.send(worker, {})
+            return prefill
+        return decode if isinstance(decode, Failure) else await self.ask(prefill, decode)
 
     async def ask(self, prefill: Worker, decode: Worker) -> Failure | None:
         """Send the call to both; None: the client has its answer."""
