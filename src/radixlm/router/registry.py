@@ -102,8 +102,8 @@ class Registry:
         return found
 
     def stand_ins(self, worker: Worker) -> list[Worker]:
-        """Available workers that can do what ``worker`` does: those of its type; of a decode worker,
-        where there is none, prefill workers that compute whole requests."""
+        """Available workers that can do what ``worker`` does: those of its type. Where there is no
+        decode worker, prefill workers that compute whole requests."""
         found = self.pool(worker.model_id, worker.worker_type)
         if found or worker.worker_type != "decode":
             return found
