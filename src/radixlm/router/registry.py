@@ -179,6 +179,15 @@ class Registry:
         if worker.id in self._joined:
             self._tell("changed", worker)
 
+    def revise(self, worker: Worker, told: Worker) -> None:
+        """Give a worker what is ``told`` of it now, in place of what was told before."""
+        for name in ("worker_type", "bootstrap_port", "priority", "cost", "labels"):
+            setattr(worker, name, getattr(told, name))
+        worker.api_key = told.api_key or self.options.api_key
+        worker.is_named = told.is_named
+        worker.model_id = told.model_id or worker.model_id
+        self.changed(worker)
+
     def problem(self, worker: Worker) -> str:
         """Why a worker has not joined yet, or ""."""
         return self._problems.get(worker.id, "")
