@@ -61,6 +61,12 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
         (NODES | {"dist_init_addr": None}, {"dist_init_addr": "h:1"}, "needs --dist-init-addr"),
         (NODES | {"cluster_secret_file": None}, NODES, "needs --cluster-secret-file FILE"),
         (NODES | {"dp_size": 2}, {"dp_size": 1}, "--dp-size 1 works"),
+        (NODES | {"disaggregation_mode": "prefill"}, {"host": "0.0.0.0"}, "0.0.0.0 works, or an"),
+        (
+            NODES | {"disaggregation_mode": "prefill"},
+            {"dist_init_addr": "127.0.0.1:1"},
+            "ranks of other hosts cannot reach --host 127.0.0.1",
+        ),
         ({"ep_size": 2}, {"tp_size": 2}, "--ep-size 2 must divide --tp-size 1"),
         ({"moe_dense_tp_size": 2}, {"tp_size": 2}, "--moe-dense-tp-size 2: 1 and --tp-size 1 work"),
         ({"enable_dp_attention": True, "tp_size": 4, "dp_size": 3}, {"dp_size": 4}, "got 3"),

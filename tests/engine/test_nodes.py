@@ -158,9 +158,19 @@ def test_a_rank_that_is_killed_is_reported_with_its_signal(
     make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
 ) -> None:
     hub = make_hub()
-    lost, pid = started(hub, run(hub))
+    running = run(hub)
+    lost, pid = started(hub, running)
     os.kill(pid, signal.SIGKILL)
     assert lost.wait() == ("rank 1 ended with SIGKILL", -signal.SIGKILL)
+    hub.members.clear()
+    hub.close()  # as rank 0's process does that ends, too
+    second = Hub(hub.address, SECRET, FACTS, 2, 60.0)
+    try:
+        second.wait()
+        (waiting,) = running.agent._ready_made  # since the rank ended
+        assert started(second, running)[1] == waiting.pid
+    finally:
+        second.close()
 
 
 def test_a_rank_whose_waiting_process_was_killed_is_reported(

@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
+import msgspec
 import pytest
 
 from radixlm.base.errors import CheckpointError, InvalidRequest, RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import REFUSED, RankProcesses
-from radixlm.engine.ranks import Followers, LeaderLink
+from radixlm.engine.ranks import AGREED, Followers, LeaderLink
 from radixlm.engine.supervisor import TRUSTED_ENDS
 from radixlm.executor.relay import Answer
+from radixlm.wire.pieces import pieces
 
 CONFIG = ServerConfig.from_kwargs(tp_size=3, rank_timeout_s=20.0)
 
@@ -72,6 +74,23 @@ def test_ranks_agree_on_the_smallest_of_each_number(replica: Replica) -> None:
         calls = zip((first, second, third), numbers, strict=True)
         got = at_once([lambda p=p, n=n: p.agree(n) for p, n in calls])  # type: ignore[misc]
         assert got == [[min(column) for column in zip(*numbers, strict=True)]] * 3
+
+
+def test_commands_may_come_before_the_ranks_of_another_host_have_agreed() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = os.memfd_create("radixlm")
+    socket.send_fds(ours, [b"generation"], [memory])
+    link = LeaderLink({"rank": 2, "ranks": [2], "socket": theirs.detach()}, CONFIG)
+    command = b"g" + bytes(100_000)
+    with ours, link._socket:
+        for piece in pieces(command):
+            ours.send(piece)
+        ours.send(AGREED + msgspec.msgpack.encode([3, 4]))
+        for piece in pieces(b"next"):
+            ours.send(piece)
+        assert link.agree((5, 4)) == [3, 4]
+        assert [link.read(), link.read()] == [command, b"next"]
+    os.close(memory)
 
 
 def test_messages_of_any_size_come_in_order(replica: Replica) -> None:
@@ -149,6 +168,15 @@ def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Re
     assert answers.result(20) == ["b", "c"]
     with pytest.raises(InvalidRequest, match="rank 2: no such file"):
         later.result(20)
+
+
+def test_answers_of_any_size_come(replica: Replica) -> None:
+    _, first, links = replica
+    call, answers = first.expect()
+    ends = list(range(200_000))  # of the pages that a long prompt finds: more than a packet holds
+    for rank, link in enumerate(links, 1):
+        link.answer(Answer(rank, call, ends))
+    assert answers.result(20) == [ends, ends]
 
 
 def test_a_rank_that_cannot_load_ends_the_start_with_its_reason(replica: Replica) -> None:

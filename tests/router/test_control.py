@@ -163,6 +163,11 @@ async def test_both_types_are_needed_for_prefill_and_decode() -> None:
         await front.ask("POST", "/workers", {"url": url, "worker_type": kind})
         await joined(front.registry, *front.registry)
     assert (await front.ask("GET", "/readiness"))[0] == 200
+    prefill, decode = front.registry
+    front.registry.move(prefill, State.UNHEALTHY)
+    assert (await front.ask("GET", "/readiness"))[0] == 503
+    decode.facts["resume_digest"] = "a server that computes whole requests"
+    assert (await front.ask("GET", "/readiness"))[0] == 200
     await front.gateway.stop()
 
 

@@ -126,6 +126,17 @@ async def test_facts_are_asked_anew_when_a_worker_returns_and_now_and_then(clock
     assert world.worker.facts["resume_digest"] == "third"
 
 
+async def test_facts_are_asked_anew_after_a_broken_connection(clock: Clock) -> None:
+    world = await World(clock).start()
+    assert await world.after(0.5) is State.READY
+    world.servers.up(URL, served_model_name="another")  # as quick as that
+    assert world.report("cut") is State.READY and await world.after(0.1) is State.READY
+    assert world.worker.model_id == "another"
+    asked = len(world.servers.asked)
+    await world.after(20)
+    assert len(world.servers.asked) == asked
+
+
 async def test_a_dead_process_is_found_after_one_broken_connection(clock: Clock) -> None:
     world = await World(clock).start()
     world.servers.down(URL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -162,6 +163,81 @@ async def test_a_client_that_leaves_ends_both(start_workers: StartWorkers) -> No
             await connection.send("POST", CHAT, {"messages": []})
             await until(lambda: prefill.num_inflight == decode.num_inflight == 1)
         await until(lambda: prefill.num_left == decode.num_left == 1 and front.is_idle)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_one_of_a_pair_answers_alone(
+    start_workers: StartWorkers, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = workers = await start_workers(2)
+    async with PdFront([prefill], [decode]) as front:
+        registry = front.gateway.registry
+        registry.move(front.workers[1 - left], State.UNHEALTHY)
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "available", None)  # none that joins is waited for
+            for is_stream in (False, True):
+                answer = await front.chat(stream=is_stream, max_tokens=3)
+                assert answer.status == 200 and answer.is_complete
+        assert not workers[1 - left].seen and front.outcomes(workers[left]) == ["ok"] * 2
+        assert not any("bootstrap_room" in body for body in bodies(workers[left]))
+        front.workers[left].facts = {}  # SGLang's compute nothing without the other
+        assert (await front.chat()).status == 503
+        await until(lambda: front.is_idle)
+
+
+async def test_a_stream_goes_on_at_a_prefill_worker_if_no_other_is_left(
+    start_workers: StartWorkers,
+) -> None:
+    prefill, decode = await start_workers(2)
+    decode.faults.cut_after = 700
+    async with PdFront([prefill], [decode]) as front:
+        reported = front.gateway.health.reported
+
+        def out(worker: Worker, outcome: Any) -> None:
+            reported(worker, outcome)
+            if outcome == "cut":
+                front.gateway.registry.move(worker, State.UNHEALTHY)
+
+        front.gateway.health.reported = out
+        answer = await front.chat(stream=True, max_tokens=12)
+        assert answer.text == "".join(f"t{i} " for i in range(12)) and answer.is_complete
+        await until(lambda: front.is_idle)
+    assert "resume" in bodies(prefill)[-1] and "bootstrap_room" not in bodies(prefill)[-1]
+
+
+async def test_calls_leave_a_decode_worker_that_hangs_for_a_prefill_worker(
+    start_workers: StartWorkers,
+) -> None:
+    (prefill,), (decode,) = await start_workers(1), await start_workers(1, hang=True)
+    async with PdFront([prefill], [decode]) as front:
+        asking = asyncio.create_task(front.chat())
+        await until(lambda: decode.num_inflight == 1)
+        front.gateway.registry.move(front.workers[1], State.UNHEALTHY)
+        assert (await asking).status == 200
+        await until(lambda: front.is_idle)
+    assert "bootstrap_room" not in bodies(prefill)[-1]
+
+
+async def test_a_prompts_logprobs_come_once_from_a_decode_worker_alone(
+    start_workers: StartWorkers,
+) -> None:
+    prefill, one, two = await start_workers(3)
+    one.faults.crash = True
+    async with PdFront([prefill], [one, two], policy="passthrough") as front:
+        reported = front.gateway.health.reported
+
+        def out(worker: Worker, outcome: Any) -> None:
+            reported(worker, outcome)
+            if outcome == "unreachable":
+                front.gateway.registry.move(front.workers[0], State.UNHEALTHY)
+
+        front.gateway.health.reported = out
+        fields = {"text": "a", "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+        answer = await ask(front.url, "POST", "/generate", fields)
+        assert answer.status == 200
+        alone = await ask(two.url, "POST", "/generate", fields)
+    lists = [one.json["meta_info"]["input_token_logprobs"] for one in (answer, alone)]
+    assert lists[0] == lists[1]
 
 
 async def test_embeddings_and_plain_workers(start_workers: StartWorkers) -> None:

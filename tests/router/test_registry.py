@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.router.call import Call
 from radixlm.router.options import Options
+from radixlm.router.policies.pools import Pools
 from radixlm.router.registry import Registry, worker_of
 from radixlm.router.worker import State, Worker
 from radixlm.router.workers_api import shown
@@ -144,6 +146,30 @@ async def test_models_are_told_apart_without_the_flag_too() -> None:
     assert registry.is_mixed and registry.knows("z")
     assert registry.pool("x") == [a, c] and registry.pool("y") == [b, c]
     assert registry.pool("z") == registry.pool(None) == [a, c, b]
+
+
+async def test_a_server_that_comes_back_with_another_model_serves_that_one() -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="x", dp_size=2)
+    servers.up(B, served_model_name="x")
+    registry = _registry(servers, enable_igw=True, dp_aware=True, policy="prefix_hash")
+    pools = Pools(registry.options)
+    registry.listen(pools.on_worker)
+    a, b = registry.add(Worker(A)), registry.add(Worker(B, model_id="mine"))
+    await joined(registry, a, b)
+    for url in (A, B):
+        servers.up(url, served_model_name="y", dp_size=2)
+    await registry.learn(a)
+    await registry.learn(b)
+    ranks = registry.find(A)
+    assert [one.model_id for one in (*ranks, b)] == ["y", "y", "mine"]
+    assert registry.pool("x") == [] and registry.pool("y") == [a, b, ranks[1]]
+    call = Call("POST", "/generate", "", [], b'{"text": "hello"}')
+    assert pools.of(a).choose(call, ranks) in ranks  # the new model's policy knows them
+    for path in ("/server_info", "/model_info", "/v1/models"):
+        servers.answers[A, path] = 500
+    await registry.learn(a)
+    assert a.model_id == "y"
 
 
 async def test_types_have_pools_of_their_own() -> None:

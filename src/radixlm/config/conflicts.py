@@ -28,6 +28,7 @@ class Conflict:
 
 
 _RANKS = "every rank is a process of its own"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
 _COMPILED = "a compiled step does not wait for weights that are copied meanwhile"
 _NO_TREE = "without the radix tree there is no prefix to keep"
@@ -124,6 +125,7 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         yield f"--nnodes {p.nnodes} needs --dist-init-addr host:port, where the nodes meet"
     if is_placed_here and p.cluster_secret_file is None:
         yield f"--nnodes {p.nnodes} needs --cluster-secret-file FILE, with a secret that they share"
+    yield from _bootstrap_problems(config)
     if p.nnodes > 1 and p.num_replicas > 1:
         yield (
             f"--nnodes {p.nnodes}: a replica of several nodes has a server of its own: --dp-size 1 "
@@ -134,6 +136,19 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
     yield from _expert_problems(p)
     if p.moe_dense_tp_size not in (None, 1, p.tp_size):
         yield f"--moe-dense-tp-size {p.moe_dense_tp_size}: 1 and --tp-size {p.tp_size} work"
+
+
+def _bootstrap_problems(config: ServerConfig) -> Iterator[str]:
+    """Ranks of other hosts register at the bootstrap service, which listens at --host."""
+    p, host = config.parallel, config.serve.host
+    nodes_meet_at = (p.dist_init_addr or host).rpartition(":")[0] or host
+    is_on_one_host = nodes_meet_at.startswith("127.") or nodes_meet_at.strip("[]") in _LOOPBACK
+    is_pair = config.disagg.disaggregation_mode == "prefill" and p.nnodes > 1
+    if is_pair and host in _LOOPBACK and not is_on_one_host:
+        yield (
+            f"--disaggregation-mode prefill --nnodes {p.nnodes}: ranks of other hosts cannot reach "
+            f"--host {host}; 0.0.0.0 works, or an address of node 0"
+        )
 
 
 def attention_group_problems(config: ServerConfig) -> Iterator[str]:

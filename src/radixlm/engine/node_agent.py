@@ -258,14 +258,20 @@ class NodeAgent:
         code = self.ranks.pop(rank).drop(END_WAIT_S)
         log.log(logging.ERROR if code else logging.INFO, "rank %d ended, status %d", rank, code)
         self._send(RankEnded(self._generation, rank, code))
+        if code:  # another replica follows
+            self._make_ready(1)
 
     def _leave(self) -> None:
-        """End the ranks and make processes for the next ones, which import torch meanwhile."""
-        count = len(self.ranks) + len(self._ready_made)
+        """End the ranks; others will follow."""
+        count = len(self.ranks)
         self._end_ranks()
         self._generation = ""
+        self._make_ready(count)
+
+    def _make_ready(self, count: int) -> None:
+        """Make processes for ranks to come, which import torch meanwhile."""
         with suppress(OSError):  # no room: they are made when they are needed
-            while len(self._ready_made) < count:
+            for _ in range(count):
                 self._ready_made.append(RankProcess(self._command))
 
     def _end_ranks(self, wait_s: float = 0.0) -> None:

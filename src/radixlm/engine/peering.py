@@ -16,7 +16,7 @@ from radixlm.transfer.bootstrap import Registration
 from radixlm.transfer.client import Address
 from radixlm.transfer.remote import REMOTE, open_remote
 from radixlm.transfer.secret import LOOPBACK, listen_address, transfer_secret
-from radixlm.wire.cluster_socket import split_address
+from radixlm.wire.cluster_socket import local_address, split_address
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Ti
         return []
     disagg, secret_file = config.disagg, config.parallel.cluster_secret_file
     backend, host = disagg.disaggregation_transfer_backend, config.serve.host
+    topology, its = topology_of(config), peers.ranks.place
+    is_elsewhere = topology.node_of(its.rank) != 0  # where --host may be no address
+    if is_elsewhere:
+        host = local_address(str(config.parallel.dist_init_addr))
     address = listen_address(secret_file, host)
     options = PeerOptions(
         transfer_secret(secret_file),
@@ -46,7 +50,6 @@ def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Ti
     )
     if disagg.disaggregation_mode == "decode":
         return [Incoming(manifest, options)]
-    topology, its = topology_of(config), peers.ranks.place
 
     def place(address: Address) -> Registration:
         return Registration(
@@ -66,7 +69,7 @@ def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Ti
             manifest,
             options,
             address,
-            (_bootstrap_host(config), disagg.disaggregation_bootstrap_port),
+            (_bootstrap_host(config, is_elsewhere), disagg.disaggregation_bootstrap_port),
             place,
             TRANSFER_BUFFER_MB.get() << 20,
             knows_rooms=its.stage == its.attn_tp_rank == 0,
@@ -74,11 +77,12 @@ def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Ti
     ]
 
 
-def _bootstrap_host(config: ServerConfig) -> str:
-    """Where this server's own bootstrap service is: on node 0."""
-    parallel, host = config.parallel, config.serve.host
-    if parallel.nnodes > 1:
-        return split_address(str(parallel.dist_init_addr))[0]
+def _bootstrap_host(config: ServerConfig, is_elsewhere: bool) -> str:
+    """Where this server's own bootstrap service is: on node 0, at --host. ``is_elsewhere``: seen
+    from another node."""
+    host = config.serve.host
+    if host in ("0.0.0.0", "::") and is_elsewhere:
+        return split_address(str(config.parallel.dist_init_addr))[0]
     return LOOPBACK if host in ("0.0.0.0", "::", "localhost") else host
 
 

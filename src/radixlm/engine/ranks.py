@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
@@ -35,13 +35,14 @@ from radixlm.intake.adapters import Spool
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
-from radixlm.wire.pieces import read_pieces
+from radixlm.wire.pieces import pieces, read_pieces
 from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 20
 AGREE, FAILED = -2, -1  # calls of an ``Answer`` that no command has
+AGREED = b"\2"  # begins the numbers agreed on; between hosts, pieces of commands come as well
 _ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, InvalidRequest, RankLost)}
 
 
@@ -188,7 +189,7 @@ class Followers(Peers):
         """Read the answers of one rank until it ends."""
         decoder = msgspec.msgpack.Decoder(Answer)
         with suppress(OSError):  # it was killed
-            while data := link.recv(MAX_MESSAGE_BYTES):
+            while (data := read_pieces(link.recv)) is not None:
                 self._take(decoder.decode(data))
 
     def _take(self, answer: Answer) -> None:
@@ -222,7 +223,7 @@ class Followers(Peers):
         with self._lock:
             del self._calls[AGREE]
         least = [min(column) for column in zip(numbers, *theirs, strict=True)]
-        data = msgspec.msgpack.encode(least)
+        data = AGREED + msgspec.msgpack.encode(least)
         for link in self._sockets.values():
             link.send(data)
         return least
@@ -289,6 +290,7 @@ class LeaderLink(Peers):
         self._segment = Segment(descriptor, layout, *waits)
         self.ranks = self._segment.ranks(self.rank)
         self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
+        self._unread = deque[bytes]()  # pieces of commands
         self._lock = threading.Lock()
         # of another node: rank 0 reaches it through the agent, and the others there through it
         self._is_lowest = self.rank == min(map(int, startup["ranks"]))
@@ -350,11 +352,14 @@ class LeaderLink(Peers):
         return message
 
     def _read_relayed(self) -> bytes:
-        message = read_pieces(self._socket)
+        message = read_pieces(self._receive)
         if message is None:
             raise RankLost("the agent of this node is gone")
         self._ring.write(message)
         return message
+
+    def _receive(self, limit: int) -> bytes:
+        return self._unread.popleft() if self._unread else self._socket.recv(limit)
 
     def take_waited_s(self) -> float:
         waited_s, self._waited_s = self._waited_s + self._segment.take_waited_s(), 0.0
@@ -363,14 +368,16 @@ class LeaderLink(Peers):
     def answer(self, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
         with self._lock, suppress(OSError):  # rank 0 is gone, and this one soon
-            self._socket.send(data)
+            for piece in pieces(data):
+                self._socket.send(piece)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         self.answer(Answer(self.rank, AGREE, list(numbers)))
-        data = self._socket.recv(MAX_MESSAGE_BYTES)
-        if not data:
-            raise RankLost("rank 0 is gone")
-        return msgspec.msgpack.decode(data, type=list[int])
+        while data := self._socket.recv(MAX_MESSAGE_BYTES):
+            if data[:1] == AGREED:
+                return msgspec.msgpack.decode(data[1:], type=list[int])
+            self._unread.append(data)  # of a command that rank 0 has sent before
+        raise RankLost("rank 0 is gone")
 
     def stop(self) -> None:
         for copy in self._copies:

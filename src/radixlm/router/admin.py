@@ -82,6 +82,7 @@ class Admin:
         needed: tuple[WorkerType, ...] = ("prefill", "decode") if is_pd else ()
         able = [one for one in workers if one.is_available]
         is_ready = bool(able) and all(any(w.worker_type == kind for w in able) for kind in needed)
+        is_ready |= any(one.computes_alone for one in able)
         if self.gateway.is_draining:
             return json_answer({"status": "not ready", "reason": "draining"}, 503)
         if not is_ready:

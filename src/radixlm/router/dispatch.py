@@ -231,7 +231,7 @@ class Dispatch:
         workers = self._untried(worker_type)
         if self.tried and not workers:
             workers = self.gateway.registry.pool(self.model, worker_type)
-        if self.stream is not None and worker_type != "prefill":
+        if self.stream is not None and (worker_type != "prefill" or self.client.has_begun):
             workers = [worker for worker in workers if self.stream.journal.can_resume(worker)]
         return workers
 
@@ -370,6 +370,7 @@ class Dispatch:
             self.metrics.stream_moved("resumed")
         else:
             stream.restart(worker, self._head(exchange, worker))
+            stream.edit = self.edit
         if self.options.resume_foreign and not self.client.has_begun:
             self._keep_text(stream.journal, worker)
         await stream.relay(exchange, worker)

@@ -78,7 +78,7 @@ class Drainer:
 
     def _move(self, worker: Worker) -> int:
         """Move the streams that another worker can go on with; how many."""
-        others = self._registry.pool(worker.model_id, worker.worker_type)
+        others = self._registry.stand_ins(worker)
         moved = [
             stream
             for stream in list(worker.streams)

@@ -163,7 +163,8 @@ class Health:
             self.metrics.health_checked(worker, True)
             pulse.num_bad, pulse.num_good = 0, pulse.num_good + 1
             why = self._may_return(worker, pulse)
-            if why or began_s - worker.learned_s > _LEARN_S:
+            is_broken = bool(pulse.breaks) and pulse.breaks[-1] >= worker.learned_s
+            if why or is_broken or began_s - worker.learned_s > _LEARN_S:
                 await self.registry.learn(worker)  # it may be another process by now
             if why and self._may_return(worker, pulse):  # it may be drained or gone by now
                 pulse.num_failures = 0

@@ -47,7 +47,8 @@ class AnyRole(Dispatch):
 
 class Pair(Dispatch):
     """A call to a prefill and a decode worker. The answer is the decode worker's; the first leg
-    that fails ends the other at once, and only its worker is blamed."""
+    that fails ends the other at once, and only its worker is blamed. While workers of one type are
+    gone, one of the other type answers alone if it can."""
 
     async def attempt(self) -> Failure | None:
         pool = self.gateway.registry.pool
@@ -55,11 +56,20 @@ class Pair(Dispatch):
         if not any(pool(self.model, kind) for kind in kinds) and pool(self.model, "regular"):
             self.worker_type = "regular"
             return await super().attempt()
-        self.worker_type = "decode"
         # a resumed stream brings its own prompt; that of a session is with its decode worker
-        if self.client.has_begun or self.shared.holder(self.call) is not None:
+        is_held = self.shared.holder(self.call) is not None
+        if self.client.has_begun or is_held:
+            has_decode = is_held or bool(pool(self.model, "decode"))
+            self.worker_type = "decode" if has_decode else "prefill"
             return await super().attempt()
-        prefill, decode = await self.choose("prefill"), await self.choose("decode")
+        prefill, decode = self.pick("prefill"), self.pick("decode")
+        if prefill is None or decode is None:
+            left = prefill or decode
+            if isinstance(left, Worker) and left.computes_alone:
+                self.worker_type, self.edit = left.worker_type, None
+                return await self.send(left, {})
+        prefill = prefill or await self.choose("prefill")
+        decode = decode or await self.choose("decode")
         if isinstance(prefill, Failure):
             return prefill
         return decode if isinstance(decode, Failure) else await self.ask(prefill, decode)
@@ -121,6 +131,7 @@ class BootstrapPair(Pair):
                 legs.remove(first)
             return answer
         finally:
+            self.prefilling = None
             await _cancelled(*legs)
 
     async def _answer(self, exchange: Exchange, worker: Worker) -> Failure | None:

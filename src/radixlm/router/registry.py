@@ -101,6 +101,15 @@ class Registry:
                 self._pools[key] = found
         return found
 
+    def stand_ins(self, worker: Worker) -> list[Worker]:
+        """Available workers that can do what ``worker`` does: those of its type. Where there is no
+        decode worker, prefill workers that compute whole requests."""
+        found = self.pool(worker.model_id, worker.worker_type)
+        if found or worker.worker_type != "decode":
+            return found
+        others = self.pool(worker.model_id, "prefill")
+        return [one for one in others if one.computes_alone]
+
     async def available(
         self, model: str | None, worker_type: WorkerType = "regular", *, timeout_s: float
     ) -> list[Worker]:
@@ -170,6 +179,15 @@ class Registry:
         if worker.id in self._joined:
             self._tell("changed", worker)
 
+    def revise(self, worker: Worker, told: Worker) -> None:
+        """Give a worker what is ``told`` of it now, in place of what was told before."""
+        for name in ("worker_type", "bootstrap_port", "priority", "cost", "labels"):
+            setattr(worker, name, getattr(told, name))
+        worker.api_key = told.api_key or self.options.api_key
+        worker.is_named = told.is_named
+        worker.model_id = told.model_id or worker.model_id
+        self.changed(worker)
+
     def problem(self, worker: Worker) -> str:
         """Why a worker has not joined yet, or ""."""
         return self._problems.get(worker.id, "")
@@ -211,11 +229,12 @@ class Registry:
             return  # it tells nothing at the moment
         facts["cards"], facts["models"] = cards, [card["id"] for card in cards]
         names = (facts.get("served_model_name"), facts.get("model_path"), *facts["models"][:1])
+        name = next((str(one) for one in names if one), None)
         for rank in self.find(worker.url) or [worker]:
-            is_other = any(rank.facts.get(name) != facts.get(name) for name in _TOLD_CHANGES)
+            is_other = any(rank.facts.get(one) != facts.get(one) for one in _TOLD_CHANGES)
             rank.facts, rank.learned_s = facts, time.monotonic()
-            if rank.model_id in (None, "unknown"):
-                rank.model_id = next((str(name) for name in names if name), "unknown")
+            if not rank.is_named or rank.model_id == "unknown":
+                rank.model_id = name or rank.model_id or "unknown"
             if is_other:
                 self.changed(rank)
 

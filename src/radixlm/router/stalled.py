@@ -26,7 +26,7 @@ def attach(gateway: Any) -> None:
 def abandon(gateway: Any, worker: Worker) -> None:
     """Move the streams of ``worker`` that can move; try calls again that have no answer yet.
     What has begun and cannot move is left: it may still be alive."""
-    pool = gateway.registry.pool(worker.model_id, worker.worker_type)
+    pool = gateway.registry.stand_ins(worker)
     for stream in list(worker.streams):
         if any(stream.journal.can_resume(other) for other in pool):
             stream.move()

@@ -57,6 +57,7 @@ class Worker:
         """``url``: http://host:port, without a slash at the end."""
         self.id = str(uuid.uuid4())
         self.url, self.model_id, self.worker_type = url, model_id, worker_type
+        self.is_named = model_id is not None  # else the server tells what its model is called
         self.api_key, self.labels = api_key, dict(labels or {})
         self.priority, self.cost = priority, cost
         self.bootstrap_port, self.dp_rank = bootstrap_port, dp_rank
@@ -83,6 +84,11 @@ class Worker:
         models = self.facts.get("models", ())
         return {name for name in (self.model_id, *told, *models) if isinstance(name, str)}
 
+    @property
+    def computes_alone(self) -> bool:
+        """Whether it answers whole requests, though it be one of a pair: RadixLM's servers do."""
+        return "resume_digest" in self.facts
+
     def of_rank(self, rank: int) -> Worker:
         """Another data-parallel rank of the same server."""
         other = Worker(
@@ -97,6 +103,7 @@ class Worker:
             dp_rank=rank,
         )
         other.facts, other.disable_health_check = self.facts, self.disable_health_check
+        other.is_named = self.is_named
         return other
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import zmq
 
@@ -19,10 +19,11 @@ def pieces(data: bytes) -> Iterator[bytes]:
         yield (MORE if end < len(data) else LAST) + data[start:end]
 
 
-def read_pieces(link: socket.socket) -> bytes | None:
-    """The next message, put together; None at the end of the stream."""
+def read_pieces(receive: Callable[[int], bytes]) -> bytes | None:
+    """The next message, put together; None at the end of the stream. ``receive``: a socket's
+    ``recv``."""
     parts: list[bytes] = []
-    while packet := link.recv(1 + PIECE_BYTES):
+    while packet := receive(1 + PIECE_BYTES):
         parts.append(packet[1:])
         if packet[:1] == LAST:
             return b"".join(parts)

@@ -403,8 +403,11 @@ async def test_the_digest_tells_servers_apart(toy_folder: Path, tmp_path: Path) 
         await digest(toy_folder, served_model_name="other"),
         await digest(toy_folder, weight_version="v2"),
         await digest(toy_folder, tool_call_parser="mistral"),
+        await digest(toy_folder, sampling_defaults="openai"),
+        await digest(toy_folder, preferred_sampling_params='{"temperature": 0.1}'),
+        await digest(toy_folder, constrained_json_disable_any_whitespace=True),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *others}) == 8
 
 
 async def test_a_digest_that_takes_long_is_told_later(server: ScriptedServer) -> None:

@@ -14,6 +14,7 @@ from radixlm.router.call import Call
 from radixlm.router.launch import bind
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
+from radixlm.router.registry import Registry
 from radixlm.router.worker import Worker
 
 Pod = dict[str, Any]
@@ -25,6 +26,7 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.news = asyncio.Event()
+        self.options = Options()
 
     def find(self, url: str) -> list[Worker]:
         return [self.workers[url]] if url in self.workers else []
@@ -37,6 +39,11 @@ class FakeRegistry:
     def remove(self, worker: Worker, why: str) -> None:
         del self.workers[worker.url]
         self.news.set()
+
+    def changed(self, worker: Worker) -> None:
+        self.news.set()
+
+    revise: Any = Registry.revise
 
     async def until(self, *urls: str) -> None:
         """Wait until these are the workers."""

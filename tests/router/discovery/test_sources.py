@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import ConfigError
+from radixlm.router.discovery import lists
 from radixlm.router.discovery.lists import WorkerFile, workers_of
 from radixlm.router.discovery.names import LOOKS, Names
 from radixlm.router.discovery.source import Source
@@ -18,7 +19,8 @@ A, B, C = "http://10.0.0.1:1", "http://10.0.0.2:1", "http://10.0.0.3:1"
 
 
 @pytest.fixture
-async def registry() -> FakeRegistry:
+async def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    monkeypatch.setattr(lists, "SETTLE_S", 0.0)
     return FakeRegistry()
 
 
@@ -36,8 +38,42 @@ async def test_a_file_is_read_when_it_changes(registry: FakeRegistry, tmp_path: 
     assert (two.worker_type, two.bootstrap_port, two.cost) == ("prefill", 8998, 2.5)
     one = registry.workers[A]
     path.write_text(f"{A}\n{C}\n")
-    file.look()
+    await file.look()
     assert set(registry.workers) == {A, C} and registry.workers[A] is one
+
+
+async def test_a_file_that_is_being_written_is_not_read(
+    registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "workers.txt"
+    path.write_text(f"{A}\n{B}\n")
+    file = WorkerFile(path, _source(registry))
+    file.read()
+    parts = ["", "http://10.0", f"{C}\n"]
+    path.write_text(parts.pop(0))
+
+    async def write(seconds: float) -> None:
+        if parts:
+            path.write_text(parts.pop(0))
+
+    monkeypatch.setattr(lists.asyncio, "sleep", write)
+    for _ in range(2):
+        await file.look()
+        assert set(registry.workers) == {A, B}
+    await file.look()
+    assert set(registry.workers) == {C}
+
+
+async def test_what_is_told_of_a_worker_may_change(registry: FakeRegistry) -> None:
+    source = _source(registry)
+    source.sync({A: {"cost": 2.0, "model_id": "x"}, B: {}})
+    one, two = registry.workers[A], registry.workers[B]
+    two.priority = 9  # by an operator
+    changed = {"worker_type": "prefill", "bootstrap_port": 8998, "model_id": "y"}
+    source.sync({A: changed, B: {}})
+    assert registry.workers == {A: one, B: two} and two.priority == 9
+    assert (one.cost, one.worker_type, one.bootstrap_port) == (1.0, "prefill", 8998)
+    assert (one.model_id, one.is_named) == ("y", True)
 
 
 async def test_what_is_wrong_is_logged_and_the_workers_stay(
@@ -49,14 +85,14 @@ async def test_what_is_wrong_is_logged_and_the_workers_stay(
     file.read()
     path.write_text(f"{A}\nnonsense\n")
     for _ in range(3):
-        file.look()
+        await file.look()
     assert caplog.text.count("line 2") == 1
     path.unlink()
     for _ in range(3):
-        file.look()
+        await file.look()
     assert set(registry.workers) == {A} and len(caplog.records) == 2
     path.write_text(B)
-    file.look()
+    await file.look()
     assert set(registry.workers) == {B}
 
 
@@ -102,7 +138,7 @@ async def test_a_worker_that_was_there_stays(registry: FakeRegistry, tmp_path: P
     file = WorkerFile(path, _source(registry))
     file.read()
     path.write_text("")
-    file.look()
+    await file.look()
     assert set(registry.workers) == {A}
 
 

@@ -22,7 +22,18 @@ from radixlm.entrypoints.request_model import ResumeBody
 from radixlm.intake.identity import identity
 from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_journal
 
-_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "device", "attention_backend")
+# what decides on tokens, besides the checkpoint: numbers of the model, sampling, grammars, prompts
+_OPTIONS = (
+    "dtype quantization torchao_config kv_cache_dtype mamba_ssm_dtype device attention_backend "
+    "model_impl json_model_override_args kernel streaming_window streaming_sinks "
+    "enable_double_sparsity ds_channel_config_path ds_heavy_channel_num ds_heavy_token_num "
+    "ds_heavy_channel_type ds_sparse_decode_threshold disable_fast_image_processor "
+    "sampling_defaults preferred_sampling_params logit_processor enable_strict_thinking "
+    "speculative_accept_threshold_single speculative_accept_threshold_acc grammar_backend "
+    "constrained_json_whitespace_pattern constrained_json_disable_any_whitespace "
+    "constrained_json_max_whitespace_cnt context_length allow_auto_truncate clamp_max_tokens "
+    "default_chat_template_kwargs completion_template drop_unknown_tools"
+).split()
 
 
 async def take_resume(resume: ResumeBody | None) -> None:
@@ -83,7 +94,7 @@ def _digest_of(state: ServerState) -> str:
         weights,
         state.info.architecture,
         state.info.decoder.vocab,
-        [str(options.get(name)) for name in _OPTIONS],
+        [str(options[name]) for name in _OPTIONS],
         (state.model_name, state.tool_format, state.reasoning_format),
         state.template.source if state.template else "",
     )

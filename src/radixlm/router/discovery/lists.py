@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from radixlm.router.options import url_problem
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 0.2  # a file that changes meanwhile is not whole
+Stamp = tuple[int, int, int]
+"""When a file was changed, its size and its number; zeros where there is none."""
 _NUMBERS = {"bootstrap_port": int, "priority": int, "cost": float}
 _TEXTS = ("model_id", "worker_type", "api_key")
 
@@ -21,32 +25,35 @@ class WorkerFile:
 
     def __init__(self, path: Path, source: Source) -> None:
         self._path, self._source = path, source
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Stamp | None = None
 
     def read(self) -> None:
         """Read it for the first time; ConfigError: it cannot be read, or a line is wrong."""
         try:
-            self._take()
+            self._take(self._now())
         except OSError as error:
             raise ConfigError(f"--discovery-file {self._path}: {error.strerror}") from error
 
-    def look(self) -> None:
-        """Read it if it has changed. What is wrong is logged once; the workers stay."""
+    async def look(self) -> None:
+        """Read it if it has changed, but not while it is being written. What is wrong is logged
+        once; the workers stay."""
         try:
-            self._take()
+            stamp = self._now()
+            if stamp != self._stamp:
+                await asyncio.sleep(SETTLE_S)
+                if stamp == self._now():
+                    self._take(stamp)
         except (OSError, ConfigError) as error:
             log.error("%s", error)
 
-    def _take(self) -> None:
+    def _now(self) -> Stamp:
         try:
             status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         except FileNotFoundError:
-            if self._stamp is None:
-                raise
-            stamp = (0, 0, 0)
-        if stamp == self._stamp:
-            return
+            return 0, 0, 0
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _take(self, stamp: Stamp) -> None:
         self._stamp = stamp
         text = self._path.read_text(encoding="utf-8", errors="replace")
         self._source.sync(workers_of(text, str(self._path)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import RequestError
@@ -28,7 +28,7 @@ class Source:
         """``name``: label of the metrics."""
         self._name, self._gateway, self._registry = name, gateway, gateway.registry
         metrics = gateway.metrics
-        self._urls: set[str] = set()  # of workers that it added
+        self._told: dict[str, Fields] = {}  # of workers that it added, by url
         self._leaving: set[str] = set()  # of those that are drained
         self._registered = metrics.counter(
             "smg_discovery_registrations_total", "Workers found.", ("source", "result")
@@ -41,22 +41,25 @@ class Source:
         )
         metrics.gauge(
             "smg_discovery_workers_discovered", "Workers that discovery keeps.",
-            lambda: {(name,): len(self._urls)}, ("source",),
+            lambda: {(name,): len(self._told)}, ("source",),
         )  # fmt: skip
 
     def sync(self, found: Mapping[str, Fields], reason: str = "not_found") -> None:
         """``found``: url -> fields, of all workers that there are."""
         began_s = time.monotonic()
-        for url in self._urls - found.keys():
+        for url in self._told.keys() - found.keys():
             self._remove(url, reason)
         for url, fields in found.items():
             workers = self._registry.find(url)
             if not workers:
                 self._add(url, fields)
-            elif url in self._leaving:  # it was found again
+                continue
+            if url in self._leaving:  # it was found again
                 self._leaving.discard(url)
-                self._urls.add(url)
+                self._told[url] = {}
                 self._gateway.drainer.cancel(workers[0])
+            if url in self._told and self._told[url] != fields:
+                self._change(workers, fields)
         self._seconds.observe(time.monotonic() - began_s, self._name)
 
     def _add(self, url: str, fields: Fields) -> None:
@@ -67,10 +70,22 @@ class Source:
             log.error("%s discovery: %s", self._name, error)
             return
         self._registered.inc(self._name, "success")
-        self._urls.add(url)
+        self._told[url] = fields
+
+    def _change(self, workers: Sequence[Worker], fields: Fields) -> None:
+        """What was told of a server is no longer so."""
+        url = workers[0].url
+        self._told[url] = fields
+        try:
+            made = worker_of(fields | {"url": url})
+        except RequestError as error:
+            log.error("%s discovery: %s", self._name, error)
+            return
+        for worker in workers:
+            self._registry.revise(worker, made)
 
     def _remove(self, url: str, reason: str) -> None:
-        self._urls.discard(url)
+        self._told.pop(url, None)
         self._deregistered.inc(self._name, reason)
         workers = self._registry.find(url)
         why = f"{self._name} discovery: {reason}"

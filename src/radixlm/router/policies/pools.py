@@ -29,6 +29,7 @@ class Pools:
         for name in {*self._names.values()}:
             table.make(name, options)  # an unknown name fails at start
         self.by_pool: dict[tuple[str | None, WorkerType], Policy] = {}
+        self._joined: dict[str, Policy] = {}  # by the worker's id
 
     def of(self, worker: Worker) -> Policy:
         """The policy of a worker's pool. The label "policy" of a model's first worker names it."""
@@ -42,12 +43,16 @@ class Pools:
         return policy
 
     def on_worker(self, event: str, worker: Worker) -> None:
-        """A worker has joined or left the registry."""
-        if event == "joined":
-            self.of(worker).joined(worker)
-        elif event == "left":  # a call that names no model may have any
-            for policy in self.by_pool.values():
-                policy.left(worker)
+        """A worker has joined or left the registry, or its model may be another."""
+        policy = None if event == "left" else self.of(worker)
+        if policy is not None and self._joined.get(worker.id) is policy:
+            return
+        if self._joined.pop(worker.id, None) is not None:
+            for other in self.by_pool.values():  # a call that names no model may have any
+                other.left(worker)
+        if policy is not None:
+            self._joined[worker.id] = policy
+            policy.joined(worker)
 
     def count(self, metrics: Any) -> None:
         """Define the gauges of the policies' tables."""
