@@ -16,11 +16,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
     ("config", "memory", "kernels", "text", "multimodal", "distributed", "hub"),
-    ("pools", "quant", "sampling", "grammar", "speculative"),
+    ("pools", "quant", "sampling", "grammar"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),
     ("lora",),
     ("intake", "scheduler", "executor"),
+    ("speculative",),
     ("engine",),
     ("entrypoints",),
     ("lang", "bench", "router", "quantize", "terminal", "evals"),
@@ -34,8 +35,8 @@ SIDEWAYS = {
     ("evals", "bench"),
 }
 TORCH_FREE = (
-    "base arch wire observe config memory text speculative intake scheduler entrypoints router "
-    "lang tiers hub".split()
+    "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
+    "hub".split()
 )
 TORCH_FREE_FILES = {
     *("distributed/topology.py", "distributed/balance.py", "weights/options.py"),
@@ -116,6 +117,11 @@ def test_torch_free_packages_import_no_torch(package: str) -> None:
     paths = [path for path in PACKAGES[package] if _is_torch_free(path)]
     live = [(_name(path), m) for path in paths for m in _live_imports(path)]
     assert not [one for one in live if one[1].split(".")[0] in ("torch", "transformers")]
+
+
+def test_what_drafts_on_the_host_imports_no_torch() -> None:
+    paths = [path for path in PACKAGES["speculative"] if path.parent.name == "speculative"]
+    assert paths and not [m for p in paths for m in _live_imports(p) if m.split(".")[0] == "torch"]
 
 
 def test_the_scheduler_knows_of_no_ranks() -> None:

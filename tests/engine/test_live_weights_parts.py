@@ -88,10 +88,10 @@ def test_prediction_layers_come_with_their_model(
         assert engine.update_weights_from_disk(str(new))[0]
         assert counted(engine) == wanted
         runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
-        new_join = runner.drafter.net.draft.join.packed.unpack()
+        new_join = runner.end.drafter.net.draft.join.packed.unpack()
         engine.release_memory_occupation(["weights"])
         engine.resume_memory_occupation()
-        assert torch.equal(runner.drafter.net.draft.join.packed.unpack(), new_join)
+        assert torch.equal(runner.end.drafter.net.draft.join.packed.unpack(), new_join)
         assert counted(engine) == wanted
         assert wanted[1]
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceProposals, StepTail
 from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
@@ -26,6 +25,8 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
+from radixlm.speculative.device.drafter import DeviceProposals, StepTail
+from radixlm.speculative.device.tail import DraftTail
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Int32Array, Item, Items, PageCopy
@@ -210,17 +211,17 @@ class OverlapHarness:
             *(slots, max_pages, 1, self.device.where, self.device.is_synchronous, most),
             options["max_paths"],
         )
-        self.drafter = None
+        end, sampling = None, SamplingTable(slots, VOCAB)
         if drafts is not None and drafts.kind == "device":
-            self.drafter = HashDrafter(self.model, tables, tree_size)
+            end = DraftTail(HashDrafter(self.model, tables, tree_size), tables, sampling, PAGE)
         self.runner = Runner(
             RunnerParts(
                 self.model,
                 self.model,
                 tables,
-                SamplingTable(slots, VOCAB),
+                sampling,
                 device=self.device,
-                drafter=self.drafter,
+                end=end,
             ),
             runner_options,
         )

@@ -28,21 +28,15 @@ from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.adapters import AdapterTable
-from radixlm.executor.block_drafter import BlockDrafter
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_entries import PageGroups
 from radixlm.executor.graphs import draft_widths
 from radixlm.executor.grouped_runner import GroupedRunner
-from radixlm.executor.heads_drafter import HeadsDrafter
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
-from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
-from radixlm.executor.parallel_drafter import ParallelDrafter
 from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
-from radixlm.executor.reading_drafter import ReadingDrafter
 from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
@@ -63,6 +57,13 @@ from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
+from radixlm.speculative.device.block_drafter import BlockDrafter
+from radixlm.speculative.device.draft_entries import PageGroups
+from radixlm.speculative.device.heads_drafter import HeadsDrafter
+from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
+from radixlm.speculative.device.parallel_drafter import ParallelDrafter
+from radixlm.speculative.device.reading_drafter import ReadingDrafter
+from radixlm.speculative.device.tail import DraftTail
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -125,6 +126,9 @@ def make_runner(
     tables = DeviceTables(*sizes, where, is_shared, limits.max_drafts, limits.max_paths)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
+    drafter = _drafter(
+        parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
+    )
     runner_parts = RunnerParts(
         parts.dump or parts.steps or model,
         parts.attn,
@@ -137,9 +141,9 @@ def make_runner(
         pools.states,
         parts.adapters,
         parts.commands,
-        _drafter(
-            parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
-        ),
+        None
+        if drafter is None
+        else DraftTail(drafter, tables, sampling, limits.page_size, pools.states is not None),
         parts.choices,
         _followers(device, parts.ranks),
     )

@@ -153,7 +153,7 @@ class GroupedRunner(Runner):
         step.hidden_TD, step.logits_RV, step.failed = mine.hidden_TD, mine.logits_RV, mine.failed
         if not step.shape.is_decode:
             step.drafts = step.inputs.builder.draft_rows(step.shape)
-        if self._tail is not None and step.plan.draft_lens is not None:
+        if self.end is not None and step.plan.draft_lens is not None:
             step.batch = self._batch_of_all(step)
         self._find_failures(step)
 

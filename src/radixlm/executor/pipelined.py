@@ -77,7 +77,7 @@ class PipelinedRunner(Runner):
         step.inputs.buffer = step.inputs.buffer.copy()
         wanted = [LOGITS] if step.shape.num_rows else []
         wanted += [HIDDEN] if needs_hidden(step.items) else []
-        if self._tail is not None and step.batch is not None:
+        if self.end is not None and step.batch is not None:
             step.batch = _kept(step.batch)
             wanted += [TAPS] if self._last.has_taps else []
         stages = [(one, -1) for one in wanted]

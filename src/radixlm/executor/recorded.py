@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 
 
 class RecordedParts(Record):
-    """What graphs read and run. ``has_tail``: a drafter reads the batch of a step; ``has_states``:
+    """What graphs read and run. ``has_end``: a ``StepEnd`` reads a step's batch; ``has_states``:
     the model has recurrent layers, whose steps are not recorded."""
 
     model: Model
@@ -65,7 +65,7 @@ class RecordedParts(Record):
     draft_inputs: StepInputs | None
     adapters: AdapterTable | None
     page_size: int
-    has_tail: bool
+    has_end: bool
     has_states: bool
 
 
@@ -139,7 +139,7 @@ class RecordedSteps:
             batch = builder.decodes(size, self.max_kv_len)
         else:
             batch = builder.drafted(size, width, self.max_kv_len)
-        if self._parts.has_tail:
+        if self._parts.has_end:
             family.batches[size, width] = batch
         return self._logits(family, batch)
 

@@ -31,7 +31,6 @@ from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceDrafter
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
@@ -45,9 +44,9 @@ from radixlm.executor.results import (
     reads_head,
 )
 from radixlm.executor.routed import ExpertChoices
+from radixlm.executor.step_end import StepEnd
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
-from radixlm.executor.step_tail import DraftTail
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
@@ -67,7 +66,7 @@ STATE_SPACE = 1  # the page space whose pages hold states
 
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
-    recurrent layers' states; ``drafter``: proposes tokens after each step; ``choices``: of
+    recurrent layers' states; ``end``: follows each step, as a drafter does; ``choices``: of
     experts, by tokens, for those who ask; ``followers``: the group in which rank 0 hands sampled
     tokens from device to device."""
 
@@ -82,7 +81,7 @@ class RunnerParts(Record):
     states: StatePool | None = None
     adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-    drafter: DeviceDrafter | None = None
+    end: StepEnd | None = None
     choices: ExpertChoices | None = None
     followers: Group | None = None
 
@@ -143,16 +142,12 @@ class Runner:
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
         self.recorded = RecordedSteps(self.device, self._recorded_parts(parts))
         self._fused = fused_sampler(self.device.where)
-        self._tail, self.drafter = None, parts.drafter
-        if parts.drafter is not None:
-            has_states = parts.states is not None
-            size = options.page_size
-            self._tail = DraftTail(parts.drafter, self.tables, self.sampling, size, has_states)
+        self.end = parts.end
 
     def _recorded_parts(self, parts: RunnerParts) -> RecordedParts:
         return RecordedParts(
             parts.model, parts.attn, parts.tables, self.params, self.inputs, self._draft_inputs,
-            parts.adapters, self._options.page_size, parts.drafter is not None,
+            parts.adapters, self._options.page_size, parts.end is not None,
             parts.states is not None,
         )  # fmt: skip
 
@@ -237,8 +232,8 @@ class Runner:
                 self.pooler.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
-            if self._tail is not None:
-                self._tail.drafter.release(slot)
+            if self.end is not None:
+                self.end.release(slot)
             if self.adapters is not None:
                 self.adapters.assign(slot, -1)
         for admission in plan.admissions:
@@ -272,8 +267,8 @@ class Runner:
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the pools of the model and of its drafter."""
-        if self._tail is not None:
-            self._tail.drafter.copy_pages(copies)
+        if self.end is not None:
+            self.end.copy_pages(copies)
         self._copy_own_pages(copies)
 
     def _copy_own_pages(self, copies: Sequence[PageCopy]) -> None:
@@ -300,7 +295,7 @@ class Runner:
         else:
             batch = builder.mixed(shape)
             step.drafts = builder.draft_rows(shape)
-        if self._tail is not None or step.more_N is not None:
+        if self.end is not None or step.more_N is not None:
             step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
         add_optional_inputs(step.plan, self.tables, batch)
@@ -364,8 +359,8 @@ class Runner:
         """Launch sampling for each item that emits; the tokens go to the token table."""
         shape = step.shape
         if not shape.num_rows:
-            if self._tail is not None:
-                self.device.launch(partial(self._tail.run, step))
+            if self.end is not None:
+                self.device.launch(partial(self.end.run, step))
             return
         is_pinned = self.device.where.type == "cuda"
         mask_RW = step.token_mask(masks, is_pinned)
@@ -382,8 +377,8 @@ class Runner:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
         self._num_sampled_steps += 1
         step.token_copy = self._token_copies[self._num_sampled_steps % RING]
-        if self._tail is not None:
-            self.device.launch(partial(self._tail.run, step))
+        if self.end is not None:
+            self.device.launch(partial(self.end.run, step))
         num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
         num_ints += step.num_counted + math.prod(step.proposed_shape)
         step.token_copy.start(self.device, step.sampled, num_ints)

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from radixlm.intake.records import Output
-from radixlm.speculative.prediction import Prediction
 from radixlm.text.detokenize import Detokenizer
+from radixlm.text.prediction import Prediction
 from radixlm.text.stop import StopChecker
 from radixlm.wire.replies import Finish, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixlm.executor.branch_pages import BranchPages
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.draft_entries import Int64Array
-from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.executor.model_drafter import ModelDrafter, Places
+from radixlm.speculative.device.branch_pages import BranchPages
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.draft_entries import Int64Array
+from radixlm.speculative.device.drafter import DeviceProposals, StepTail
+from radixlm.speculative.device.model_drafter import ModelDrafter, Places
 from radixlm.speculative.trees import MAX_ROWS, TreeShape
 from radixlm.step.plan import Int32Array
 

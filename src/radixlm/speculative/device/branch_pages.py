@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixlm.executor.draft_entries import DraftEntries, Int64Array
 from radixlm.pools.pool import KvPool
+from radixlm.speculative.device.draft_entries import DraftEntries, Int64Array
 from radixlm.speculative.trees import MAX_ROWS, TreeShape
 
 

@@ -7,15 +7,16 @@ Legend: T tokens, R rows (items that emit), K drafted tokens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceDrafter, DeviceProposals, StepTail
 from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.plan import Int32Array, Items
+from radixlm.speculative.device.drafter import DeviceDrafter, DeviceProposals, StepTail
+from radixlm.step.plan import Int32Array, Items, PageCopy
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,14 @@ class DraftTail:
         """``has_states``: a row whose draft was refused is computed again, and drafts then."""
         self.drafter, self._tables, self._sampling = drafter, tables, sampling
         self._page_size, self._has_states = page_size, has_states
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the pools of the drafter's KV."""
+        self.drafter.copy_pages(copies)
+
+    def release(self, slot: int) -> None:
+        """The request of this slot is over."""
+        self.drafter.release(slot)
 
     def run(self, step: StepHandle) -> None:
         """Launch the drafter's work of a step that was sampled."""

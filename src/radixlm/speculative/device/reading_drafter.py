@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.drafter import DeviceProposals, DraftColumns, StatelessDrafter, StepTail
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.drafter import (
+    DeviceProposals,
+    DraftColumns,
+    StatelessDrafter,
+    StepTail,
+)
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_draws import Draw, sharpness
-from radixlm.executor.draft_entries import PageGroups
-from radixlm.executor.drafter import MIN_ROUNDS, FitWatch
-from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
+from radixlm.speculative.device.draft_draws import Draw, sharpness
+from radixlm.speculative.device.draft_entries import PageGroups
+from radixlm.speculative.device.drafter import MIN_ROUNDS, FitWatch
+from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items
 from radixlm.wire.sampling_params import SamplingParams
@@ -281,8 +281,8 @@ def test_after_a_rest_drafts_read_entries_from_a_later_page_on(is_head: bool) ->
 
 @pytest.mark.parametrize("is_head", [True, False])
 def test_few_tokens_wait(is_head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixlm.executor.model_drafter.MIN_WAITING", 8)
-    monkeypatch.setattr("radixlm.executor.model_drafter.MAX_WAITING", 16)
+    monkeypatch.setattr("radixlm.speculative.device.model_drafter.MIN_WAITING", 8)
+    monkeypatch.setattr("radixlm.speculative.device.model_drafter.MAX_WAITING", 16)
     world = World(0, is_head)
     world.start(0, 9)
     world.step({0: 9}, {}, {})

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.draft import MaskedBlock
-from radixlm.executor.block_drafter import BlockDrafter
+from radixlm.speculative.device.block_drafter import BlockDrafter
 from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import ForwardBatch
-from tests.executor.test_model_drafter import (
+from tests.speculative.test_model_drafter import (
     COLUMNS,
     PAGE,
     SLOTS,

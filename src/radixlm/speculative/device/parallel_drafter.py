@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import replace
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.draft_entries import Int64Array, ranges
-from radixlm.executor.drafter import DeviceProposals, DraftColumns, StepTail
-from radixlm.executor.model_drafter import ModelDrafter
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.draft_entries import Int64Array, ranges
+from radixlm.speculative.device.drafter import DeviceProposals, DraftColumns, StepTail
+from radixlm.speculative.device.model_drafter import ModelDrafter
 from radixlm.step.plan import Int32Array
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.scheduler.draft_counts import DraftCounts
+from radixlm.speculative.draft_counts import DraftCounts
 
 
 def test_counts_of_requests_and_of_all() -> None:

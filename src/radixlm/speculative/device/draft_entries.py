@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import StepTail
+from radixlm.speculative.device.drafter import StepTail
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Items
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixlm.executor.draft_draws import Draw, sharpness
-from radixlm.executor.draft_trees import Tree
-from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
+from radixlm.speculative.device.draft_draws import Draw, sharpness
+from radixlm.speculative.device.draft_trees import Tree
+from radixlm.speculative.device.model_drafter import ModelDrafter
 from radixlm.speculative.trees import MAX_ROWS, TreeShape
 from radixlm.step.batch import ForwardBatch
 from radixlm.wire.sampling_params import SamplingParams
-from tests.executor.test_model_drafter import (
+from tests.speculative.test_model_drafter import (
     COLUMNS,
     PAGE,
     SLOTS,

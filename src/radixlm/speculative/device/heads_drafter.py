@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.drafter import DeviceProposals, DraftColumns, StatelessDrafter, StepTail
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.drafter import (
+    DeviceProposals,
+    DraftColumns,
+    StatelessDrafter,
+    StepTail,
+)
 from radixlm.step.plan import Int32Array
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixlm.executor.branch_pages import BranchPages
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.draft_entries import DraftEntries, Int64Array
 from radixlm.pools.pool import KvPool
+from radixlm.speculative.device.branch_pages import BranchPages
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.draft_entries import DraftEntries, Int64Array
 from radixlm.speculative.trees import MAX_ROWS, TreeShape
 
 

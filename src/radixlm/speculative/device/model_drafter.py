@@ -22,11 +22,11 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_draws import Draw
-from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
-from radixlm.executor.draft_trees import DraftTrees
-from radixlm.executor.drafter import DeviceProposals, DraftColumns, FitWatch, StepTail
 from radixlm.pools.pool import KvPool
+from radixlm.speculative.device.draft_draws import Draw
+from radixlm.speculative.device.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
+from radixlm.speculative.device.draft_trees import DraftTrees
+from radixlm.speculative.device.drafter import DeviceProposals, DraftColumns, FitWatch, StepTail
 from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy

@@ -1,4 +1,4 @@
-"""Prediction: a text that the client expects, as OpenAI's ``prediction``: a drafter for free."""
+"""Prediction: a text that the client expects, as OpenAI's ``prediction``, beside the output."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 import numpy as np
-
-from radixlm.speculative.drafter import NOTHING, Proposal
-from radixlm.step.plan import Int32Array
+from numpy.typing import NDArray
 
 _SURE_TOKENS = 4  # after so many that agreed, the output is taken to repeat the text
-_SURE, _UNSURE = 0.95, 0.7  # chance of each draft then, and before
 
 
 class Prediction:
@@ -20,7 +17,7 @@ class Prediction:
     Where the output departs from them, it is found again by its last two tokens, at the first
     place behind the departure where they stand, else at the last before it."""
 
-    def __init__(self, ids: Int32Array) -> None:
+    def __init__(self, ids: NDArray[np.int32]) -> None:
         self.ids: list[int] = ids.tolist()
         self.num_seen = 0  # tokens of the output
         self._accepted: set[int] = set()  # places of ids that the output has repeated
@@ -62,12 +59,12 @@ class Prediction:
             self._next = places[min(ahead, len(places) - 1)]
             self._accepted |= {self._next - 2, self._next - 1}
 
-    def propose(self, max_tokens: int) -> Proposal:
-        """At most ``max_tokens`` tokens that may follow."""
+    def following(self, max_tokens: int) -> list[int]:
+        """At most ``max_tokens`` tokens that may follow; none where the place is lost."""
         place = self._next
-        tokens = [] if place is None else self.ids[place : place + max_tokens]
-        if not tokens:
-            return NOTHING
-        chance = _SURE if self._run >= _SURE_TOKENS else _UNSURE
-        survival = (chance ** np.arange(1, len(tokens) + 1)).astype(np.float32)
-        return Proposal(np.array(tokens, np.int32), survival)
+        return [] if place is None else self.ids[place : place + max_tokens]
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the last tokens of the output agreed."""
+        return self._run >= _SURE_TOKENS
