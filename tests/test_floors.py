@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models", "tiers"),
     ("lora",),
     ("intake", "scheduler", "executor"),
-    ("speculative",),
+    ("speculative", "parallel", "warm_restart", "kv_events", "live_feed", "continuation"),
     ("engine",),
     ("entrypoints",),
     ("lang", "bench", "router", "quantize", "terminal", "evals"),
@@ -36,7 +36,7 @@ SIDEWAYS = {
 }
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
-    "hub".split()
+    "hub warm_restart kv_events live_feed continuation".split()
 )
 TORCH_FREE_FILES = {
     *("distributed/topology.py", "distributed/balance.py", "weights/options.py"),

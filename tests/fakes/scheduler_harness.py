@@ -12,7 +12,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
-from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits

@@ -61,17 +61,17 @@ from radixlm.engine.parts import (
     tokenizer_loader,
 )
 from radixlm.engine.peering import make_handover
+from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.stores import store_secret
+from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
-from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
 from radixlm.executor.media import EncoderCache, NoEncoder
-from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.kernels.cpu import describe

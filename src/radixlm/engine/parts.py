@@ -26,17 +26,15 @@ from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import draft_widths
-from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
-from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.profile import Profiler
 from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
@@ -51,9 +49,11 @@ from radixlm.models.decoder import DecoderModel
 from radixlm.models.draft_heads import DraftHead
 from radixlm.models.dump import TensorDump
 from radixlm.models.reading_draft import ReadingDraft
+from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.grouped_runner import GroupedRunner
+from radixlm.parallel.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
-from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
@@ -159,7 +159,7 @@ def make_runner(
         draft_widths=draft_widths(limits.max_drafts) if has_graphs else (),
         max_paths=limits.max_paths,
         tree_size=parts.draft.tree.size if parts.draft and parts.draft.tree else 0,
-        profiler=parts.profiler,
+        on_step=None if parts.profiler is None else parts.profiler.count,
         samples=parts.ranks.place.rank == 0,
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None

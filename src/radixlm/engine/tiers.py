@@ -24,11 +24,11 @@ from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
 from radixlm.engine.stores import make_lmcache
-from radixlm.executor.page_port import PagePort, RankedPort
-from radixlm.executor.relay import Relay
 from radixlm.executor.runner import Runner
 from radixlm.models.build import Model
 from radixlm.models.kv_groups import kv_groups
+from radixlm.parallel.page_port import PagePort, RankedPort
+from radixlm.parallel.relay import Relay
 from radixlm.pools.page_bytes import PageBytes
 from radixlm.scheduler.loop import Executor
 from radixlm.speculative.device.model_drafter import ModelDrafter

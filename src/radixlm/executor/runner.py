@@ -34,7 +34,6 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.profile import Profiler
 from radixlm.executor.recorded import Attention, Model, RecordedParts, RecordedSteps
 from radixlm.executor.results import (
     ResultReader,
@@ -97,6 +96,7 @@ class RunnerOptions(Record):
     draft_widths    tokens of the decode rows with drafts that get graphs
     max_paths       further paths of drafts in a step at most
     tree_size       drafts of a tree of the device's drafter; 0: it drafts chains
+    on_step         called before each step, with whether no part of a prompt is in it
     samples         whether this rank samples; the others ``follow``
     """
 
@@ -110,7 +110,7 @@ class RunnerOptions(Record):
     draft_widths: tuple[int, ...] = ()
     max_paths: int = 0
     tree_size: int = 0
-    profiler: Profiler | None = None
+    on_step: Callable[[bool], None] | None = None
     samples: bool = True
 
 
@@ -163,8 +163,8 @@ class Runner:
     def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's updates to the tables, then launch the model."""
         items = Items.of(plan.items)
-        if self._options.profiler is not None:
-            self._options.profiler.count(not items.prefills)
+        if self._options.on_step is not None:
+            self._options.on_step(not items.prefills)
         self._apply_updates(plan)
         more_N = items.more_N
         if more_N is not None:

@@ -14,6 +14,7 @@ from radixlm.base.log import level_number
 from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import (
@@ -73,7 +74,6 @@ from radixlm.entrypoints.http.tls import make_context
 from radixlm.entrypoints.http.uvicorn_protocol import Http, is_news
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.native.request import default_sampling
-from radixlm.intake.sessions import Sessions
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.fim import detect_fim, load_fim_template
 from radixlm.text.tokenizer import Tokenizer

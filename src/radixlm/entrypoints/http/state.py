@@ -12,10 +12,10 @@ from fastapi import Request
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.media import MediaReader
 from radixlm.entrypoints.request_model import Body
-from radixlm.intake.sessions import Sessions
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import ChatTemplate
 from radixlm.text.fim import FimTemplate
