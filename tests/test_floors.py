@@ -19,9 +19,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("pools", "quant", "sampling", "grammar"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),
-    ("lora",),
     ("intake", "scheduler", "executor"),
-    ("speculative", "parallel", "warm_restart", "kv_events", "live_feed", "continuation"),
+    tuple(
+        "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
+        "continuation".split()
+    ),
     ("engine",),
     ("entrypoints",),
     ("lang", "bench", "router", "quantize", "terminal", "evals"),
@@ -33,6 +35,7 @@ SIDEWAYS = {
     ("observe", "wire"),
     ("distributed", "kernels"),
     ("evals", "bench"),
+    ("cuda_graphs", "lora"),
 }
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "

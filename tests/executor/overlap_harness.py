@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import replace
+from radixlm.cuda_graphs.graphs import StepGraphs
+from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -227,10 +228,11 @@ class OverlapHarness:
         )
         if sizes:
             graphs = StepGraphs(self.device, sizes)
-            self.runner.recorded.capture(graphs)
+            recorded = self.runner.recorded = RecordedSteps(self.runner)
+            recorded.capture(graphs)
             for width in range(2, most + 2):
-                self.runner.recorded.capture(StepGraphs(self.device, sizes), width)
-            self.runner.recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
+                recorded.capture(StepGraphs(self.device, sizes), width)
+            recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         hooks = Hooks((Countdown(),))

@@ -22,6 +22,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
@@ -70,12 +71,11 @@ from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.device import CudaDevice, Device
-from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
-from radixlm.executor.media import EncoderCache, NoEncoder
 from radixlm.executor.runner import Runner
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.media.encoder_cache import EncoderCache, NoEncoder
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
@@ -296,7 +296,7 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
         engine.pages.begin(runner)
     record = partial(_record, config, engine, runner)
     record()
-    engine.occupation.follow(runner.recorded.drop, record)
+    engine.occupation.follow(runner.drop_graphs, record)
     return runner
 
 

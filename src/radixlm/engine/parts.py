@@ -13,6 +13,7 @@ from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.graphs import draft_widths
 from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
@@ -28,16 +29,15 @@ from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import draft_widths
-from radixlm.executor.media import EncoderCache
-from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
+from radixlm.lora.table import AdapterTable
+from radixlm.media.encoder_cache import EncoderCache
+from radixlm.media.image_vectors import ImageVectors, VectorPooler
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache

@@ -27,14 +27,19 @@ from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
-from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.media import EncoderCache
+from radixlm.executor.interfaces import (
+    Adapters,
+    Attention,
+    Encoder,
+    Graphs,
+    Model,
+    StepEnd,
+)
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.recorded import Attention, Model, RecordedParts, RecordedSteps
 from radixlm.executor.results import (
     ResultReader,
     StepHandle,
@@ -43,7 +48,6 @@ from radixlm.executor.results import (
     reads_head,
 )
 from radixlm.executor.routed import ExpertChoices
-from radixlm.executor.step_end import StepEnd
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.pools.state import StatePool
@@ -76,9 +80,9 @@ class RunnerParts(Record):
     device: Device = field(default_factory=CpuDevice)
     processors: LogitProcessors = field(default_factory=LogitProcessors)
     pooler: Pooler = field(default_factory=Pooler)
-    media: EncoderCache | None = None
+    media: Encoder | None = None
     states: StatePool | None = None
-    adapters: AdapterTable | None = None
+    adapters: Adapters | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     end: StepEnd | None = None
     choices: ExpertChoices | None = None
@@ -121,7 +125,7 @@ class Runner:
         self.model, self.attn, self.tables = parts.model, parts.attn, parts.tables
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
-        self._options, self._commands = options, parts.commands
+        self.options, self._commands = options, parts.commands
         self.adapters, self._choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
@@ -134,25 +138,27 @@ class Runner:
         self.inputs = self._make_inputs(num_slots + 1)  # with a row for padding
         max_rows = (num_slots + options.max_paths) * (1 + options.max_drafts)
         # steps that verify drafts have more rows of logits: buffers of their own
-        self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
+        self.draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
         num_proposed = 3 * options.tree_size or 2 * options.max_drafts
         num_results = 2 * max_rows + num_slots * (2 + num_proposed)
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
-        self.recorded = RecordedSteps(self.device, self._recorded_parts(parts))
+        self.recorded = Graphs()
         self._fused = fused_sampler(self.device.where)
         self.end = parts.end
 
-    def _recorded_parts(self, parts: RunnerParts) -> RecordedParts:
-        return RecordedParts(
-            parts.model, parts.attn, parts.tables, self.params, self.inputs, self._draft_inputs,
-            parts.adapters, self._options.page_size, parts.end is not None,
-            parts.states is not None,
-        )  # fmt: skip
+    @property
+    def max_kv_len(self) -> int:
+        """The largest number of tokens that a sequence can have."""
+        return self.tables.max_pages * self.options.page_size
+
+    def drop_graphs(self) -> None:
+        """Run steps without graphs; no step may be in flight."""
+        self.recorded = Graphs()
 
     def _make_inputs(self, max_rows: int) -> StepInputs:
-        options = self._options
+        options = self.options
         packer = StepPacker(
             self.tables, self.params, max_rows, options.max_tokens, options.max_updates
         )
@@ -163,8 +169,8 @@ class Runner:
     def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's updates to the tables, then launch the model."""
         items = Items.of(plan.items)
-        if self._options.on_step is not None:
-            self._options.on_step(not items.prefills)
+        if self.options.on_step is not None:
+            self.options.on_step(not items.prefills)
         self._apply_updates(plan)
         more_N = items.more_N
         if more_N is not None:
@@ -175,15 +181,15 @@ class Runner:
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
-            assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
-            inputs = self._draft_inputs
+            assert self.draft_inputs is not None, "drafts in a runner of max_drafts 0"
+            inputs = self.draft_inputs
         lora = None
         if graph.is_adapted and graph.rows:
             self.recorded.fill_adapters(items, graph)
         elif self.adapters is not None:
             lora = self.adapters.rows(items)
         shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
-        tree_size = self._options.tree_size
+        tree_size = self.options.tree_size
         step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size, more_N=more_N)
         if more_N is not None:
             shape.max_kv_len += int(more_N.max())
@@ -246,7 +252,7 @@ class Runner:
                 admission.sampling,
                 plain_ids(admission.prompt_ids).tolist(),
                 admission.output_ids.tolist(),
-                self._options.eos_ids,
+                self.options.eos_ids,
                 processor=self.processors.get(name) if name else None,
                 bound=self._bound_of(admission),
                 rid=admission.rid,
@@ -273,7 +279,7 @@ class Runner:
 
     def _copy_own_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the model's pools."""
-        pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
+        pools = list(zip(self.options.space_of_group, self.attn.pools, strict=True))
         if self.states is not None:
             pools.append((STATE_SPACE, self.states))
         for space, pool in pools:
@@ -288,7 +294,7 @@ class Runner:
         builder.update_tables(shape)
         if shape.is_decode:
             # as in a graph on devices that have them, so that the results are bitwise the same
-            max_kv_len = self.recorded.max_kv_len
+            max_kv_len = self.max_kv_len
             if self.device.is_synchronous:
                 max_kv_len = shape.max_kv_len
             batch = builder.decodes(shape.num_sequences, max_kv_len)
@@ -379,7 +385,7 @@ class Runner:
         step.token_copy = self._token_copies[self._num_sampled_steps % RING]
         if self.end is not None:
             self.device.launch(partial(self.end.run, step))
-        num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
+        num_ints = shape.num_rows * (2 if self.options.detect_bad else 1)
         num_ints += step.num_counted + math.prod(step.proposed_shape)
         step.token_copy.start(self.device, step.sampled, num_ints)
 
@@ -446,7 +452,7 @@ class Runner:
             rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
         stores = step.inputs.builder.stores(len(slots_N), counts_N)
-        how = Continuation(counts_N, rows, stores, self._options.eos_ids, told)
+        how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
         found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
         return found
 
@@ -470,7 +476,7 @@ class Runner:
                 self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
         tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
-        found_bad_R = find_bad(logits_RV) if self._options.detect_bad else None
+        found_bad_R = find_bad(logits_RV) if self.options.detect_bad else None
         accepted = None if step.drafts is None else step.drafts.accept(tokens_R)
         self._store_tokens(step, tokens_R, found_bad_R, accepted)
 
@@ -496,7 +502,7 @@ class Runner:
     def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
-        if self._options.detect_bad and is_bad_R is not None:
+        if self.options.detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
         if step.accepted is not None:
             parts.append(step.accepted.counts_N.int())

@@ -17,7 +17,6 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.record import StepTokens
-from radixlm.executor.media import caught
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts, StateRows
 from radixlm.kernels.ops.lora import LoraRows
@@ -233,10 +232,10 @@ class GroupedRunner(Runner):
 
     def _find_failures(self, step: StepHandle) -> None:
         """Media that the other groups' encoders cannot read, which is the same here."""
-        for item in step.items.prefills if self.media is not None else ():
+        encoder = self.media
+        for item in step.items.prefills if encoder is not None else ():
             if self._is_own(item.slot) or item.tokens is None:
                 continue
             for media in self.tables.state(item.slot).media:
-                with caught(media, item.rid, step.failed):
-                    assert self.media is not None
-                    self.media.of(media)
+                assert encoder is not None
+                encoder.check(media, item.rid, step.failed)

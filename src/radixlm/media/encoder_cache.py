@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.encoder_outputs import EncoderOutputs
+from radixlm.media.encoder_outputs import EncoderOutputs
 from radixlm.step.batch import ForwardBatch, MediaInputs
 from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult
@@ -124,6 +124,11 @@ class EncoderCache:
             if attending:
                 _add_media(batch).cross_attention_spans = attending
         return failed
+
+    def check(self, media: Media, rid: str, failed: dict[str, ItemResult]) -> None:
+        """Encode one media, and note an error likewise."""
+        with caught(media, rid, failed):
+            self.of(media)
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
         if self._cross_attention_token is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.media import EncoderCache
+from radixlm.media.encoder_cache import EncoderCache
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Admission, Item, StepPlan
 from radixlm.step.result import ItemResult

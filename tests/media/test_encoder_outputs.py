@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.executor.encoder_outputs import stretches
+from radixlm.media.encoder_outputs import stretches
 
 mllama = pytest.importorskip("transformers.models.mllama.processing_mllama")
 IMAGE = 7

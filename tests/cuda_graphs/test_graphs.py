@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.executor.device import CpuDevice
-from radixlm.executor.graphs import (
+from radixlm.cuda_graphs.graphs import (
     FEWEST_PROMPT_TOKENS,
     MOST_PROMPT_TOKENS,
     StepGraphs,
     graph_sizes,
     prompt_sizes,
 )
+from radixlm.executor.device import CpuDevice
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixlm.executor.adapters import AdapterTable
+from radixlm.cuda_graphs.recorded_adapters import RecordedAdapters
 from radixlm.executor.device import CpuDevice
-from radixlm.executor.recorded_adapters import RecordedAdapters
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.lora import LoraLayout, LoraRows, PackedAdapter
+from radixlm.lora.table import AdapterTable
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from radixlm.executor.adapters import AdapterTable, is_steady
 from radixlm.executor.device import Device, PinnedRing
 from radixlm.executor.step_inputs import RING
 from radixlm.kernels.ops.lora import LoraRows, LoraSlots, PackedAdapter
+from radixlm.lora.table import AdapterTable, is_steady
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items
 
 Held = weakref.ReferenceType[PackedAdapter]
