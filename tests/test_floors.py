@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
-        "continuation".split()
+        "continuation weight_updates".split()
     ),
     ("engine",),
     ("entrypoints",),
@@ -39,9 +39,10 @@ SIDEWAYS = {
 }
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
-    "hub warm_restart kv_events live_feed continuation".split()
+    "hub warm_restart kv_events live_feed continuation weight_updates".split()
 )
 TORCH_FREE_FILES = {
+    *("engine/intake.py", "lora/registry.py"),
     *("distributed/topology.py", "distributed/balance.py", "weights/options.py"),
     *(
         f"weights/remote/{name}.py"

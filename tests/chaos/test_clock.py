@@ -19,7 +19,7 @@ SOURCE = Path(radixlm.__file__).parent
 # the wall clock is right for dates that clients and people read
 DATES = frozenset(
     """
-    intake/stream_journal.py lang/trace.py router/history/history.py
+    continuation/stream_journal.py lang/trace.py router/history/history.py
     router/logs.py entrypoints/models.py engine/packed_weights.py
     entrypoints/http/admin/request_log.py entrypoints/native/response.py
     distributed/record.py engine/crash_dump.py engine/profile.py

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
 from radixlm.engine import assemble
-from radixlm.intake.weights import WeightsUpdate
+from radixlm.weight_updates.registry import WeightsUpdate
 from radixlm.wire.weights import WeightsSource
 from tests.engine.test_draft_models import (
     DEEPSEEK,

@@ -18,7 +18,7 @@ from radixlm.cuda_graphs.graphs import GraphSizes
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
 from radixlm.executor.interfaces import Graphs
-from radixlm.intake.weights import WeightsUpdate
+from radixlm.weight_updates.registry import WeightsUpdate
 from tests.fakes.device import SimulatedDevice
 from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.thread_replica import thread_engine

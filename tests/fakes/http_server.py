@@ -21,11 +21,11 @@ import orjson
 
 from radixlm.arch.spec import Pool
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -134,7 +134,7 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer, facts: IntakeFacts, script: Mapping[str, str]) -> None:
         mine, self.theirs = MemoryChannel.pair()
-        self.intake = TokenizerManager(tokenizer, facts, ThreadLink(mine))
+        self.intake = ServerIntake(tokenizer, facts, ThreadLink(mine))
         self.executor = ScriptedExecutor(tokenizer, facts.eos_ids[0], script)
         limits = Limits(
             max_running=MAX_RUNNING,

@@ -72,7 +72,6 @@ from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compil
 from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.runner import Runner
-from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
@@ -85,6 +84,7 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
 from radixlm.wire.weights import WeightsSource
 

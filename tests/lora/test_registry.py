@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded
-from radixlm.intake.adapters import KEEP, LOAD, MAX_NAME, UNLOAD, AdapterOptions, AdapterRegistry
+from radixlm.lora.registry import KEEP, LOAD, MAX_NAME, UNLOAD, AdapterOptions, AdapterRegistry
 from radixlm.wire.replies import ControlReply
 
 

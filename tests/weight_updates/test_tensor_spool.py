@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest, NotSupported
-from radixlm.intake.tensor_spool import SHARED_FOLDER, TensorSpool, read_handles
+from radixlm.weight_updates.tensor_spool import SHARED_FOLDER, TensorSpool, read_handles
 
 TENSORS = {
     "model.norm.weight": torch.arange(8, dtype=torch.bfloat16),

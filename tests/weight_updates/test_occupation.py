@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import Overloaded
-from radixlm.intake.occupation import MemoryOccupation
+from radixlm.weight_updates.occupation import MemoryOccupation
 
 
 class FakeIntake:

@@ -19,7 +19,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.base.record import Record
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.tensors import read_header
 from radixlm.wire.weights import WeightsSource
@@ -286,6 +286,12 @@ class WeightsRegistry:
         """Whether an engine that is ready serves what all are to serve."""
         served, wanted = facts.get("weights", ""), self.source.digest if self.source else ""
         return bool(served == wanted)
+
+    def served_by(self, replica: Replica) -> None:
+        """An engine that is ready serves them."""
+        replica.version = self.version
+        if self.source is not None:
+            log.info("engine %d serves the weights of version %s", replica.index, self.version)
 
     def bring(self, replica: Replica, facts: dict[str, Any]) -> None:
         """Have an engine that began before the last update serve what the others do, before it

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import ones
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.occupation import MemoryOccupation
-from radixlm.intake.weights import WeightsOptions, WeightsRegistry, WeightsUpdate
+from radixlm.weight_updates.occupation import MemoryOccupation
+from radixlm.weight_updates.registry import WeightsOptions, WeightsRegistry, WeightsUpdate
 from radixlm.wire.replies import ControlReply, LoadReport
 
 
