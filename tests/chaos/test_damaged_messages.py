@@ -30,11 +30,11 @@ from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ZmqLink
 from radixlm.intake.records import GenerateRequest
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
+from radixlm.wire.link import ZmqLink
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, Ready, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams

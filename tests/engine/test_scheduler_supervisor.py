@@ -12,13 +12,13 @@ from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.intake import ServerIntake
 from radixlm.engine.scheduler_supervisor import MAX_FAILURES, SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import Handler
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
+from radixlm.wire.link import Handler
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness

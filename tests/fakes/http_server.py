@@ -25,7 +25,8 @@ from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ThreadLink
+from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -39,6 +40,7 @@ from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.link import ThreadLink
 from radixlm.wire.replies import Logprobs, Ready
 from radixlm.wire.requests import Shutdown
 from tests.fakes import toy_tokenizer
@@ -153,7 +155,13 @@ class FakeEngine:
         ring = StepRing()
         self.intake.rings = (ring,)
         self.scheduler = Scheduler(
-            limits, self.executor, self.theirs, self.kv_manager, Hooks(()), ring=ring
+            limits,
+            self.executor,
+            self.theirs,
+            self.kv_manager,
+            Hooks(()),
+            recorder=StepRecorder(ring),
+            tree_view=TreeView(self.kv_manager.parts),
         )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 

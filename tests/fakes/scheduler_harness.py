@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from radixlm.base.record import replace
+from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
@@ -111,7 +112,7 @@ class SchedulerHarness:
             hooks,
             clock=lambda: self.now_s,
             drafting=drafting,
-            ring=ring,
+            recorder=None if ring is None else StepRecorder(ring),
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}

@@ -22,6 +22,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.cuda_device import CudaDevice
 from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
@@ -70,10 +71,12 @@ from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
-from radixlm.executor.device import CudaDevice, Device
+from radixlm.executor.device import Device
 from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
@@ -356,7 +359,15 @@ def assemble(
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         own = replace(limits, weights_version=engine.updater.namespace)
         return Scheduler(
-            own, executor, channel, kv_manager, hooks, interval, drafting=drafting, ring=ring
+            own,
+            executor,
+            channel,
+            kv_manager,
+            hooks,
+            interval,
+            drafting=drafting,
+            recorder=None if ring is None else StepRecorder(ring),
+            tree_view=TreeView(kv_manager.parts),
         )
 
     scheduler = make()

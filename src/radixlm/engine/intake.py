@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from radixlm.base.record import Record
 from radixlm.continuation.stream_journal import StreamJournal, current_journal
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import Link
 from radixlm.intake.observer import Observer
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.lora.registry import AdapterOptions, AdapterRegistry
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.weight_updates.occupation import MemoryOccupation
 from radixlm.weight_updates.registry import WeightsOptions, WeightsRegistry
+from radixlm.wire.link import Link
 
 
 class RegistryOptions(Record):

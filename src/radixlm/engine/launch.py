@@ -21,7 +21,6 @@ from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.hub.locate import Wanted
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ThreadLink, ZmqLink
 from radixlm.intake.observer import Observer
 from radixlm.lora.registry import AdapterOptions
 from radixlm.observe.ring import StepRing
@@ -29,6 +28,7 @@ from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.weight_updates.registry import WeightsOptions
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
+from radixlm.wire.link import ThreadLink, ZmqLink
 from radixlm.wire.replies import Failed, Ready
 from radixlm.wire.requests import Shutdown
 

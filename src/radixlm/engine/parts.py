@@ -32,7 +32,6 @@ from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.pooling import Pooler
-from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.lora.table import AdapterTable
@@ -52,6 +51,7 @@ from radixlm.models.reading_draft import ReadingDraft
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.parallel.grouped_runner import GroupedRunner
 from radixlm.parallel.pipelined import PipelinedGroupedRunner, PipelinedRunner
+from radixlm.parallel.routed import ExpertChoices
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature

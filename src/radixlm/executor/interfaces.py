@@ -5,11 +5,12 @@ Legend: T tokens of a step, R rows with logits, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import StepHandle
 from radixlm.kernels.ops.lora import LoraRows
@@ -60,6 +61,31 @@ class Encoder(Protocol):
 
     def check(self, media: Media, rid: str, failed: dict[str, ItemResult]) -> None:
         """Encode one media, and note an error likewise."""
+
+
+class ExpertChoices(Protocol):
+    """Takes which experts tokens choose, for those who ask."""
+
+    rows_T: Tensor | None  # of each token of the step, its row among those that ran
+
+    @property
+    def needs_all_tokens(self) -> bool:
+        """Whether the last layer, too, must see the tokens that need no logits."""
+
+    def due_moves(self) -> dict[str, Any] | None:
+        """Experts that should move before the next step: arguments of the command move_experts."""
+
+    def are_wanted(self, items: Items) -> bool:
+        """Whether somebody asks what the tokens of a step choose."""
+
+    def begin(self) -> None:
+        """A step is about to run whose choices are wanted."""
+
+    def take(self) -> Choices | None:
+        """What the tokens of the step that has run chose, for rank 0 to ``tell``; else None."""
+
+    def tell(self, step: StepHandle, chosen: Choices, tokens: Callable[[], StepTokens]) -> None:
+        """Hand on what the tokens of a step chose in the layers of all stages."""
 
 
 class StepEnd(Protocol):

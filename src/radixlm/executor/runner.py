@@ -34,6 +34,7 @@ from radixlm.executor.interfaces import (
     Adapters,
     Attention,
     Encoder,
+    ExpertChoices,
     Graphs,
     Model,
     StepEnd,
@@ -47,7 +48,6 @@ from radixlm.executor.results import (
     needs_hidden,
     reads_head,
 )
-from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.pools.state import StatePool
@@ -222,9 +222,7 @@ class Runner:
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
-        recorder = None if self._choices is None else self._choices.recorder
-        source = None if recorder is None else recorder.rebalancer
-        return None if source is None else source.due()
+        return None if self._choices is None else self._choices.due_moves()
 
     def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
         params = admission.reasoning_bound

@@ -27,7 +27,6 @@ from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
 from radixlm.intake.interfaces import Adapters, Journal, Occupation, Share, Weights
-from radixlm.intake.link import Link
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import (
     GenerateRequest,
@@ -42,6 +41,7 @@ from radixlm.intake.validation import ENDLESS, RequestValidator, bad_word_ids
 from radixlm.observe.ring import StepRing
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.link import Link
 from radixlm.wire.media import of_tenant
 from radixlm.wire.replies import (
     ControlReply,

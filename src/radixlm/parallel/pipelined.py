@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from radixlm.distributed.record import Choices, StepTokens, unpack_choices
+from radixlm.executor.interfaces import ExpertChoices
 from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
-from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.parallel.grouped_runner import GroupedRunner

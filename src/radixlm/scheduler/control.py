@@ -12,11 +12,11 @@ import numpy as np
 
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.base.record import replace
-from radixlm.scheduler.tree_view import TreeView
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, WEIGHTS, AbortRequest, Control
 
 if TYPE_CHECKING:
+    from radixlm.scheduler.interfaces import TreeView
     from radixlm.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ NEED_WEIGHTS = frozenset({"load_lora_adapter"})
 class ControlHandler:
     """Answers ``Control`` messages; verbs that it does not know go to the executor."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, tree_view: TreeView | None = None) -> None:
+        self._scheduler, self._view = scheduler, tree_view
         self.num_breaches = 0
         self._pending: list[tuple[str, Future[Callable[[], Any]]]] = []
         self._resuming: dict[str, tuple[str, ...]] = {}  # tags by call, the weights among them
@@ -49,15 +49,19 @@ class ControlHandler:
             "freeze_gc": self._freeze_gc,
             "publish_weights": self._publish_weights,
             "ping": self._ping,
-            "tree": self._tree,
-            "tree_path": self._tree_path,
         }
-        self.view = TreeView(scheduler.kv_manager.parts)
+        if tree_view is not None:
+            self._verbs |= {"tree": self._tree, "tree_path": self._tree_path}
 
     @property
     def num_pending(self) -> int:
         """Commands whose work goes on in another thread, or in slices."""
-        return len(self._pending) + self.view.num_asked
+        return len(self._pending) + (self._view.num_asked if self._view is not None else 0)
+
+    def note(self, now_s: float) -> None:
+        """Called once a second."""
+        if self._view is not None:
+            self._view.note(now_s)
 
     def answer(self, control: Control) -> ControlReply | None:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
@@ -93,7 +97,7 @@ class ControlHandler:
     def finished(self) -> list[ControlReply]:
         """Replies to commands whose work another thread has done. Its result is called here, in
         between two steps, to make what it has prepared take effect."""
-        replies = self._walked() if self.view.num_asked else []
+        replies = self._walked()
         for call_id, future in [one for one in self._pending if one[1].done()]:
             self._pending.remove((call_id, future))
             try:
@@ -107,8 +111,10 @@ class ControlHandler:
 
     def _walked(self) -> list[ControlReply]:
         """Go on with the walk over the prefix cache; its replies when it has ended."""
-        s = self._scheduler
-        asked, tree = self.view.advance(not s.planner.running and not s.queue)
+        s, view = self._scheduler, self._view
+        if view is None or not view.num_asked:
+            return []
+        asked, tree = view.advance(not s.planner.running and not s.queue)
         return [ControlReply(call_id, True, data=tree) for call_id in asked]
 
     def _ended(self, reply: ControlReply) -> list[ControlReply]:
@@ -280,12 +286,14 @@ class ControlHandler:
 
     def _tree(self, control: Control) -> None:
         """The most used nodes of the prefix cache; ``finished`` has the reply."""
-        self.view.ask(control.call_id, bool(control.args.get("with_ids")))
+        assert self._view is not None
+        self._view.ask(control.call_id, bool(control.args.get("with_ids")))
 
     def _tree_path(self, control: Control) -> ControlReply:
         """The nodes along a prompt."""
+        assert self._view is not None
         ids = np.asarray(control.args["ids"], np.int32)
-        return ControlReply(control.call_id, True, data=self.view.find(ids))
+        return ControlReply(control.call_id, True, data=self._view.find(ids))
 
     def _info(self, control: Control) -> ControlReply:
         s = self._scheduler

@@ -30,10 +30,10 @@ from radixlm.engine.launch import intake_facts, registry_options
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.entrypoints.http.server import Server
-from radixlm.intake.link import ZmqLink
 from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec
+from radixlm.wire.link import ZmqLink
 from radixlm.wire.replies import Failed
 from radixlm.wire.requests import AbortRequest
 

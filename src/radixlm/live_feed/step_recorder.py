@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from radixlm.observe.ring import MAX_COUNT, StepRing
 from radixlm.scheduler.commit import Committer
+from radixlm.scheduler.interfaces import Launch
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.request import Request
@@ -22,30 +23,28 @@ from radixlm.wire.replies import Moment, PageCounts
 # steps with more tokens of prompts are announced before they run: they take long
 LONG_PREFILL = 256
 
-Launch = tuple[float, float, float, float]
-"""Times of a step: planning begins, it is planned, the model is launched (0: unknown), that has
-ended."""
-
 
 class StepRecorder:
     """Writes ``ring`` and collects ``moments`` for the next reply. One for each scheduler."""
 
-    def __init__(
-        self, ring: StepRing, planner: Planner, committer: Committer, clock: Callable[[], float]
-    ) -> None:
-        self._ring, self._planner, self._committer = ring, planner, committer
-        self._clock = clock
+    def __init__(self, ring: StepRing) -> None:
+        self._ring = ring
         self._launches: deque[tuple[Launch, float, float]] = deque()  # of the steps in flight
-        self._num_retracted = planner.num_retracted
-        self._num_forced = committer.num_forced
         self._num_evicted = 0
-        self._budget = min(planner.limits.step_tokens, MAX_COUNT)
-        first, *self._other_parts = planner.kv_manager.parts
-        self._pages, self._cache = first.pages, first.prefix_cache
         self.moments: list[Moment] = []
         self.num_prefilled = 0  # prompt tokens since the start
         # seconds of steps since the start: launching the model, sampling, waiting for results
         self.forward_s = {"extend": 0.0, "decode": 0.0, "mixed": 0.0}
+
+    def follow(self, planner: Planner, committer: Committer, clock: Callable[[], float]) -> None:
+        """Record the steps of these from now on."""
+        self._planner, self._committer, self._clock = planner, committer, clock
+        self._num_retracted = planner.num_retracted
+        self._num_forced = committer.num_forced
+        self._budget = min(planner.limits.step_tokens, MAX_COUNT)
+        first, *self._other_parts = planner.kv_manager.parts
+        self._pages, self._cache = first.pages, first.prefix_cache
+        planner.on_start = self.started
 
     def announce(self, plan: StepPlan, now_s: float) -> bool:
         """Before a step that takes long, note the prompts that it computes; whether it is one."""
@@ -124,6 +123,10 @@ class StepRecorder:
         """The moments since the last call."""
         moments, self.moments = self.moments, []
         return moments
+
+    def pages(self) -> PageCounts:
+        """The pages of the KV cache now."""
+        return page_counts(self._planner.kv_manager.parts)
 
 
 def page_counts(parts: Sequence[KVCacheManager]) -> PageCounts:

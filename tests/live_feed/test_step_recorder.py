@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
 
+from radixlm.live_feed.step_recorder import LONG_PREFILL
 from radixlm.observe.ring import FIELDS, StepRing
-from radixlm.scheduler.recorder import LONG_PREFILL
 from radixlm.step.plan import Items
 from radixlm.wire.replies import ControlReply, Heartbeat, Moment, StepReply
 from radixlm.wire.requests import Control
-from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
 
 
 def column(ring: StepRing, name: str) -> list[float]:
@@ -97,8 +97,8 @@ def test_pages_are_counted_by_owner() -> None:
 @pytest.mark.parametrize("num_pages", [400, 40])
 def test_the_tree_is_walked_in_slices(num_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks while prompts come and go gets every node that stays, with its ancestors."""
-    monkeypatch.setattr("radixlm.scheduler.tree_view.SLICE_S", 0.0)  # a stride a turn
-    monkeypatch.setattr("radixlm.scheduler.tree_view.IDLE_SLICE_S", 0.0)
+    monkeypatch.setattr("radixlm.live_feed.tree_view.SLICE_S", 0.0)  # a stride a turn
+    monkeypatch.setattr("radixlm.live_feed.tree_view.IDLE_SLICE_S", 0.0)
     bench = SchedulerHarness(num_pages)
     for i, prompt in enumerate(draw_prompts(random.Random(5), 30, shared=10)):
         bench.submit(f"r{i}", prompt, 3)
@@ -125,7 +125,7 @@ def test_the_tree_is_walked_in_slices(num_pages: int, monkeypatch: pytest.Monkey
 
 
 def test_only_the_most_used_nodes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixlm.scheduler.tree_view.NUM_BEST", 5)
+    monkeypatch.setattr("radixlm.live_feed.tree_view.NUM_BEST", 5)
     bench = SchedulerHarness(400)
     prompts = draw_prompts(random.Random(6), 20, shared=0)
     for turn in range(3):

@@ -10,6 +10,7 @@ Legend: T tokens of a step, L layers of the model, K chosen experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ class ExpertChoices:
     def needs_all_tokens(self) -> bool:
         """Whether the last layer, too, must see the tokens that need no logits."""
         return self.recorder is not None and self.recorder.needs_all_tokens
+
+    def due_moves(self) -> dict[str, Any] | None:
+        """Experts that should move before the next step: arguments of the command move_experts."""
+        source = None if self.recorder is None else self.recorder.rebalancer
+        return None if source is None else source.due()
 
     def are_wanted(self, items: Items) -> bool:
         """Whether somebody asks what the tokens of a step choose."""

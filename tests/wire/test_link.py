@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from radixlm.intake.link import ThreadLink, ZmqLink
+from radixlm.wire.link import ThreadLink, ZmqLink
 
 
 class Pipe:
