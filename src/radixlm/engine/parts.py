@@ -31,7 +31,6 @@ from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.pooling import Pooler
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.lora.table import AdapterTable
@@ -47,6 +46,7 @@ from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.draft_heads import DraftHead
 from radixlm.models.dump import TensorDump
+from radixlm.models.pooler import Pooler
 from radixlm.models.reading_draft import ReadingDraft
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.parallel.grouped_runner import GroupedRunner

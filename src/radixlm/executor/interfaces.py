@@ -6,7 +6,7 @@ Legend: T tokens of a step, R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import StepHandle
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.batch import AttentionRunner, Continuation, ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.media import Media
@@ -29,6 +29,16 @@ class Model(Protocol):
     ) -> tuple[Tensor | None, Tensor | None]: ...
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
+
+
+@runtime_checkable
+class ContinuingModel(Model, Protocol):
+    """A model that can sample by itself, and go on with what it has sampled."""
+
+    def go_on(
+        self, batch: ForwardBatch, logits_RV: Tensor, how: Continuation
+    ) -> tuple[Tensor, Tensor] | None:
+        """The tokens that follow a step and which rows are bad, [P, S]; None if it cannot."""
 
 
 class Attention(AttentionRunner, Protocol):

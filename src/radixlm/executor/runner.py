@@ -33,6 +33,7 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.interfaces import (
     Adapters,
     Attention,
+    ContinuingModel,
     Encoder,
     ExpertChoices,
     Graphs,
@@ -40,8 +41,8 @@ from radixlm.executor.interfaces import (
     StepEnd,
 )
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
-from radixlm.executor.pooling import Pooler
 from radixlm.executor.results import (
+    Pooler,
     ResultReader,
     StepHandle,
     logprob_request,
@@ -79,7 +80,7 @@ class RunnerParts(Record):
     sampling: SamplingTable
     device: Device = field(default_factory=CpuDevice)
     processors: LogitProcessors = field(default_factory=LogitProcessors)
-    pooler: Pooler = field(default_factory=Pooler)
+    pooler: Pooler | None = None
     media: Encoder | None = None
     states: StatePool | None = None
     adapters: Adapters | None = None
@@ -232,7 +233,7 @@ class Runner:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:
             state = self.tables.states[slot]
-            if state is not None:
+            if state is not None and self.pooler is not None:
                 self.pooler.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
@@ -436,9 +437,9 @@ class Runner:
     ) -> tuple[Tensor, Tensor] | None:
         """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
         by itself."""
-        go_on, slots_N = getattr(self.model, "go_on", None), step.shape.slots_R
+        slots_N = step.shape.slots_R
         asked = self._choices is not None and self._choices.are_wanted(step.items)
-        if go_on is None or asked:
+        if asked or not isinstance(self.model, ContinuingModel):
             return None
         assert step.batch is not None and step.logits_RV is not None
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
@@ -451,8 +452,7 @@ class Runner:
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
         stores = step.inputs.builder.stores(len(slots_N), counts_N)
         how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
-        found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
-        return found
+        return self.model.go_on(step.batch, step.logits_RV, how)
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:

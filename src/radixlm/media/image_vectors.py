@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.pooling import Head, Pooler
 from radixlm.media.encoder_cache import EncoderCache, MultimodalEncoder, caught
+from radixlm.models.pooler import Head, Pooler
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Pool
-from radixlm.executor.pooling import Pooler
+from radixlm.models.pooler import Pooler
 from radixlm.step.plan import Item
 from radixlm.wire.requests import PoolingParams
 
