@@ -162,26 +162,6 @@ class FitWatch:
             )
 
 
-class StatelessDrafter:
-    """What a drafter answers that keeps nothing from step to step."""
-
-    def __init__(self) -> None:
-        self._fit = FitWatch()
-
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """There are no entries."""
-
-    def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """The target has stored all that is read."""
-        self._fit.count(tail)
-
-    def skip(self, items: Items) -> None:
-        """Likewise."""
-
-    def release(self, slot: int) -> None:
-        """Nothing is known of the slot's request."""
-
-
 class DeviceDrafter(Protocol):
     """A drafter on the device. What it proposes costs time only where it is wrong."""
 
