@@ -39,6 +39,7 @@ from radixlm.step.masks import Masks
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.link import ThreadLink
 from radixlm.wire.replies import Logprobs, Ready
@@ -161,7 +162,7 @@ class FakeEngine:
             self.kv_manager,
             Hooks(()),
             recorder=StepRecorder(ring),
-            tree_view=TreeView(self.kv_manager.parts),
+            commands=(WeightCommands, TreeView),
         )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 

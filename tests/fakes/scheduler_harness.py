@@ -7,6 +7,7 @@ from typing import Any
 
 from radixlm.base.record import replace
 from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
@@ -18,6 +19,7 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
@@ -113,6 +115,7 @@ class SchedulerHarness:
             clock=lambda: self.now_s,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
+            commands=(WeightCommands, TreeView),
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}

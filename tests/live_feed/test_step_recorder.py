@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
 
@@ -151,13 +150,15 @@ def test_a_path_is_the_longest_of_any_namespace() -> None:
     bench.submit("long", prompt, 1, cache_salt="b")
     bench.run()
     page = bench.limits.page_size
-    found = bench.scheduler.controls.view.find(_ids(prompt))
+    found = _path(bench, prompt)
     cache: Any = bench.kv_manager.prefix_cache
     assert found["tokens"] == len(prompt) // page * page
     nodes = {node.serial: node for node in cache.tree.nodes()}
     assert sum(len(nodes[serial].tokens) // 4 for serial in found["path"]) >= found["tokens"]
-    assert bench.scheduler.controls.view.find(_ids([9, 9, 9, 9, 9])) == {"path": [], "tokens": 0}
+    assert _path(bench, [9, 9, 9, 9, 9]) == {"path": [], "tokens": 0}
 
 
-def _ids(ids: list[int]) -> Any:
-    return np.array(ids, np.int32)
+def _path(bench: SchedulerHarness, ids: list[int]) -> Any:
+    reply = bench.scheduler.controls.answer(Control("path", "tree_path", {"ids": ids}))
+    assert reply is not None and reply.ok
+    return reply.data

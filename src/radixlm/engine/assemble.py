@@ -87,6 +87,7 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.weight_updates.commands import WeightCommands
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
 from radixlm.wire.weights import WeightsSource
@@ -367,7 +368,7 @@ def assemble(
             interval,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            tree_view=TreeView(kv_manager.parts),
+            commands=(WeightCommands, TreeView),
         )
 
     scheduler = make()

@@ -11,15 +11,17 @@ import heapq
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from radixlm.memory.prefix.node import TOKEN_BYTES, Node
 from radixlm.memory.prefix.radix import RadixCache
-from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.step.plan import Int32Array
+from radixlm.wire.replies import ControlReply
+from radixlm.wire.requests import Control
 
 NUM_BEST: Final = 300
 SLICE_S: Final = 40e-6
@@ -30,14 +32,14 @@ MAX_NAMESPACES: Final = 256
 SERIALS: Final = 1 << 40  # of one cache, where there are several
 
 
-class TreeView:
-    """Answers who asks for the tree of ``parts``, one manager for each attention group."""
+class TreeView(Commands):
+    """Answers who asks for the tree, of all attention groups."""
 
-    def __init__(
-        self, parts: Sequence[KVCacheManager], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._caches = [p.prefix_cache for p in parts if isinstance(p.prefix_cache, RadixCache)]
-        self._clock = clock
+    def __init__(self, handler: ControlHandler) -> None:
+        caches = [part.prefix_cache for part in handler.scheduler.kv_manager.parts]
+        self._caches = [cache for cache in caches if isinstance(cache, RadixCache)]
+        self._clock = clock = time.monotonic
+        self.verbs = {"tree": self._ask, "tree_path": self._ask_path}
         self._asked: list[str] = []
         self._with_ids = False
         self._work: Iterator[None] = iter(())
@@ -46,7 +48,7 @@ class TreeView:
         self._ticks = [deque([(0, clock())], maxlen=3600) for _ in self._caches]
 
     @property
-    def num_asked(self) -> int:
+    def num_pending(self) -> int:
         """Calls without an answer."""
         return len(self._asked)
 
@@ -55,20 +57,25 @@ class TreeView:
         for cache, ticks in zip(self._caches, self._ticks, strict=True):
             ticks.append((cache.num_calls, now_s))
 
-    def ask(self, call_id: str, with_ids: bool) -> None:
-        """Answer the call when a walk has ended; calls that come meanwhile share it."""
+    def _ask(self, control: Control) -> None:
+        """The most used nodes, when a walk has ended; calls that come meanwhile share it."""
         if not self._asked:
-            self._with_ids, self._work = with_ids, self._look()
-        self._asked.append(call_id)
+            self._with_ids, self._work = bool(control.args.get("with_ids")), self._look()
+        self._asked.append(control.call_id)
 
-    def advance(self, is_idle: bool) -> tuple[list[str], dict[str, Any]]:
-        """Work on for a slice; the calls that are answered by it, and the answer."""
+    def _ask_path(self, control: Control) -> ControlReply:
+        """The nodes along a prompt."""
+        ids = np.asarray(control.args["ids"], np.int32)
+        return ControlReply(control.call_id, True, data=self._find(ids))
+
+    def advance(self, is_idle: bool) -> list[ControlReply]:
+        """Work on for a slice; the calls that are answered by it."""
         limit_s = self._clock() + (IDLE_SLICE_S if is_idle else SLICE_S)
         for _ in self._work:
             if self._clock() >= limit_s:
-                return [], {}
+                return []
         asked, self._asked = self._asked, []
-        return asked, self._answer
+        return [ControlReply(call_id, True, data=self._answer) for call_id in asked]
 
     def _look(self) -> Iterator[None]:
         """Make ``_answer``; each turn is short."""
@@ -130,7 +137,7 @@ class TreeView:
         place = bisect_right(ticks, access - 1, key=lambda tick: tick[0])
         return round(now_s - ticks[max(place - 1, 0)][1], 1)
 
-    def find(self, ids: Int32Array) -> dict[str, Any]:
+    def _find(self, ids: Int32Array) -> dict[str, Any]:
         """The nodes along the longest cached prefix of ``ids``, whosever it is."""
         path: list[int] = []
         most = 0

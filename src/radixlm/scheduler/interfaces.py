@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Int32Array, StepPlan
+from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Moment, PageCounts
 
@@ -48,23 +48,3 @@ class StepRecorder(Protocol):
 
     def pages(self) -> PageCounts:
         """The pages of the KV cache now."""
-
-
-class TreeView(Protocol):
-    """Answers who asks for the prefix cache, in slices between two steps."""
-
-    @property
-    def num_asked(self) -> int:
-        """Calls without an answer."""
-
-    def note(self, now_s: float) -> None:
-        """Called once a second."""
-
-    def ask(self, call_id: str, with_ids: bool) -> None:
-        """Answer the call by ``advance``."""
-
-    def advance(self, is_idle: bool) -> tuple[list[str], dict[str, Any]]:
-        """Work on for a slice; the calls that are answered by it, and the answer."""
-
-    def find(self, ids: Int32Array) -> dict[str, Any]:
-        """The nodes along the longest cached prefix of ``ids``."""

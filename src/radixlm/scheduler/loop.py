@@ -8,17 +8,17 @@ waits on its channel and uses no CPU.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.commit import Committer
-from radixlm.scheduler.control import ControlHandler
+from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.interfaces import Launch, StepRecorder, TreeView
+from radixlm.scheduler.interfaces import Launch, StepRecorder
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
@@ -70,7 +70,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
         recorder: StepRecorder | None = None,
-        tree_view: TreeView | None = None,
+        commands: Sequence[Callable[[ControlHandler], Commands]] = (),
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
@@ -84,7 +84,7 @@ class Scheduler:
         self.recorder = recorder
         if recorder is not None:
             recorder.follow(self.planner, self.committer, clock)
-        self.controls = ControlHandler(self, tree_view)
+        self.controls = ControlHandler(self, commands)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
         self._model_s = 0.0  # that the last launch of the model took; 0: not known
