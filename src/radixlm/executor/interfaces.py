@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.results import StepHandle
+from radixlm.executor.results import Head, StepHandle
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import AttentionRunner, Continuation, ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
@@ -20,15 +20,13 @@ from radixlm.step.result import ItemResult
 from radixlm.wire.media import Media
 
 
-class Model(Protocol):
+class Model(Head, Protocol):
     """``step`` returns (hidden states [T, D] if they are needed, logits [R, V] if rows have
     them)."""
 
     def step(
         self, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]: ...
-
-    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
 
 
 @runtime_checkable
