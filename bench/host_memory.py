@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from radixlm.memory.keys import NO_KEY, extend_keys, page_keys
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import TokenIds
 from radixlm.memory.prefix.evict import POLICIES
@@ -24,6 +23,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.tiers.base import PageRecord
 from radixlm.tiers.codec import Codec
 from radixlm.tiers.host import HostTier
+from radixlm.tiers.keys import NO_KEY, extend_keys, page_keys
 
 _VOCAB_SIZE = 150_000
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from radixlm.base.errors import InvariantError
 from radixlm.config.grammar import GrammarConfig
+from radixlm.cuda_graphs.graphs import StepGraphs
+from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -189,7 +190,8 @@ def _runner(limits: Limits) -> Runner:
         page_size, eos_ids=(0,), max_tokens=limits.step_tokens, detect_bad=False
     )
     runner = Runner(RunnerParts(model, model, tables, sampling, device=device), options)
-    runner.recorded.capture(StepGraphs(device, (slots,)))
+    runner.recorded = recorded = RecordedSteps(runner)
+    recorded.capture(StepGraphs(device, (slots,)))
     return runner
 
 

@@ -53,7 +53,7 @@ class Oracle(Scripted):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         runner: Any = self.replica.scheduler.executor
-        drafter, states = runner.drafter, runner.tables.states
+        drafter, states = runner.end.drafter, runner.tables.states
         inner = drafter.propose
 
         def propose(tail: Any, lens_R: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
 from radixlm.distributed.topology import Topology, bounds
-from radixlm.step.codec import PlanDecoder, PlanEncoder
+from radixlm.parallel.plan_codec import PlanDecoder, PlanEncoder
 from radixlm.step.plan import DecodeBatch, Items, StepPlan
 
 SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)

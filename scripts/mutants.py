@@ -28,7 +28,10 @@ from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.work_db import WorkDB, use_db
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("scheduler", "memory", "sampling", "intake", "engine", "text", "executor")
+PACKAGES = tuple(
+    "scheduler memory sampling intake engine text executor speculative parallel cuda_graphs media "
+    "live_feed continuation weight_updates warm_restart kv_events".split()
+)
 EQUIVALENTS = ROOT / "scripts" / "equivalent_mutants.txt"
 TIMEOUT_FACTOR, TIMEOUT_MARGIN_S = 3, 20
 Position = tuple[int, int]

@@ -16,11 +16,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
     ("config", "memory", "kernels", "text", "multimodal", "distributed", "hub"),
-    ("pools", "quant", "sampling", "grammar", "speculative"),
+    ("pools", "quant", "sampling", "grammar"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),
-    ("lora",),
     ("intake", "scheduler", "executor"),
+    tuple(
+        "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
+        "continuation weight_updates".split()
+    ),
     ("engine",),
     ("entrypoints",),
     ("lang", "bench", "router", "quantize", "terminal", "evals"),
@@ -32,12 +35,14 @@ SIDEWAYS = {
     ("observe", "wire"),
     ("distributed", "kernels"),
     ("evals", "bench"),
+    ("cuda_graphs", "lora"),
 }
 TORCH_FREE = (
-    "base arch wire observe config memory text speculative intake scheduler entrypoints router "
-    "lang tiers hub".split()
+    "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
+    "hub warm_restart kv_events live_feed continuation weight_updates".split()
 )
 TORCH_FREE_FILES = {
+    *("engine/intake.py", "lora/registry.py"),
     *("distributed/topology.py", "distributed/balance.py", "weights/options.py"),
     *(
         f"weights/remote/{name}.py"
@@ -116,6 +121,11 @@ def test_torch_free_packages_import_no_torch(package: str) -> None:
     paths = [path for path in PACKAGES[package] if _is_torch_free(path)]
     live = [(_name(path), m) for path in paths for m in _live_imports(path)]
     assert not [one for one in live if one[1].split(".")[0] in ("torch", "transformers")]
+
+
+def test_what_drafts_on_the_host_imports_no_torch() -> None:
+    paths = [path for path in PACKAGES["speculative"] if path.parent.name == "speculative"]
+    assert paths and not [m for p in paths for m in _live_imports(p) if m.split(".")[0] == "torch"]
 
 
 def test_the_scheduler_knows_of_no_ranks() -> None:

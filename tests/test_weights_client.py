@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from radixlm.base.errors import EngineError, InvalidRequest
-from radixlm.intake.tensor_spool import SHARED_FOLDER, TensorSpool, read_handles
+from radixlm.weight_updates.tensor_spool import SHARED_FOLDER, TensorSpool, read_handles
 from radixlm.weights_client import update_weights_from_tensor
 
 

@@ -12,9 +12,9 @@ from gpu.random_engine import Engine, opened
 from gpu.roofline import CONTEXT
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
-from radixlm.executor.adapters import AdapterTable
 from radixlm.kernels.ops.lora import LoraPart
 from radixlm.layers.linear import Linear
+from radixlm.lora.table import AdapterTable
 from radixlm.models.decoder import DecoderModel
 
 RANK, COUNT = 16, 8

@@ -102,7 +102,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop every reference to tensors."""
-        self.runner.recorded.drop()
+        self.runner.drop_graphs()
         del self.replica, self.scheduler, self.runner
 
     @torch.inference_mode()

@@ -17,11 +17,11 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
-from radixlm.scheduler.draft_counts import DraftCounts
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
+from radixlm.speculative.draft_counts import DraftCounts
 from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.channel import MemoryChannel

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
+from radixlm.engine.intake import ServerIntake
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import ControlReply
@@ -101,7 +101,7 @@ class World:
         self.death_rate = 0.0
         self.poison: int | None = None  # a prompt with this token kills the engine that computes it
         self.wire = Wire(self)
-        self.intake = TokenizerManager(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
+        self.intake = ServerIntake(None, IntakeFacts(vocab=VOCAB, context_len=512), self.wire)
         self.intake.start()
         self.start_engine()
 

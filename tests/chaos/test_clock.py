@@ -19,12 +19,12 @@ SOURCE = Path(radixlm.__file__).parent
 # the wall clock is right for dates that clients and people read
 DATES = frozenset(
     """
-    intake/stream_journal.py lang/trace.py router/history/history.py
+    continuation/stream_journal.py lang/trace.py router/history/history.py
     router/logs.py entrypoints/models.py engine/packed_weights.py
     entrypoints/http/admin/request_log.py entrypoints/native/response.py
-    distributed/record.py engine/crash_dump.py executor/profile.py
+    distributed/record.py engine/crash_dump.py engine/profile.py
     entrypoints/http/batches/files.py
-    entrypoints/http/batches/runner.py observe/kv_events.py tiers/stores/file.py
+    entrypoints/http/batches/runner.py kv_events/publisher.py tiers/stores/file.py
     entrypoints/http/admin/info.py entrypoints/http/openai/chat.py
     entrypoints/http/openai/completions.py
     entrypoints/http/pooling/embeddings.py entrypoints/http/responses/events.py

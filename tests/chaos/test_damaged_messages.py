@@ -24,17 +24,17 @@ import zmq
 
 from radixlm.config.server_config import flat
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.launch import ServerConfig
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ZmqLink
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
+from radixlm.wire.link import ZmqLink
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, Ready, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
@@ -149,7 +149,7 @@ def test_a_scheduler_drops_damaged_messages(count: int, tmp_path: Path) -> None:
 async def test_an_intake_drops_damaged_messages(count: int, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     channel = ZmqChannel(address, intake_codec(), bind=True)
-    intake = TokenizerManager(None, IntakeFacts(vocab=1000, context_len=64), ZmqLink(channel))
+    intake = ServerIntake(None, IntakeFacts(vocab=1000, context_len=64), ZmqLink(channel))
     intake.start()
     encode = intake_codec().encode
     with raw_socket(address, bind=False) as peer:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 PHASES = {
     "plan": ("radixlm.scheduler.planner", "Planner", "plan"),
     "verify": ("radixlm.executor.runner", "Runner", "forward"),
-    "draft": ("radixlm.executor.model_drafter", "ModelDrafter", "_write"),
+    "draft": ("radixlm.speculative.device.model_drafter", "ModelDrafter", "_write"),
     "propose": ("radixlm.speculative.ngram", "NgramDrafter", "propose"),
     "sample": ("radixlm.executor.runner", "Runner", "sample"),
     "commit": ("radixlm.scheduler.commit", "Committer", "commit"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.block_drafter import BlockDrafter
+from radixlm.speculative.device.block_drafter import BlockDrafter
 from tests.engine.drafted_engine import Proposal, note_proposals
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.block_drafts import SIZE, TAPS, drafts, make_head

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.heads_drafter import HeadsDrafter
+from radixlm.speculative.device.heads_drafter import HeadsDrafter
 from tests.engine.drafted_engine import Proposal, note_proposals, small_options
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model

@@ -21,7 +21,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_fit import algorithm_of, check_fit, check_vocabulary, completed
 from radixlm.engine.draft_model import find_draft, head_in, kept_ids
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
-from radixlm.executor.model_drafter import ModelDrafter
+from radixlm.speculative.device.model_drafter import ModelDrafter
 from radixlm.speculative.lengths import DraftLength
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.models.test_mtp_families import CASES as FAMILIES

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.block_drafter import BlockDrafter
+from radixlm.speculative.device.block_drafter import BlockDrafter
 from tests.engine.drafted_engine import Proposal, note_proposals, small_options
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, copy_tiny, reference_model

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import radixlm
+from radixlm.cuda_graphs.graphs import GraphSizes
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
-from radixlm.executor.graphs import GraphSizes
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter

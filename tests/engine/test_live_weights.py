@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
-from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
 from tests.fakes.perturbed import noisy, perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
 from radixlm.engine import assemble
-from radixlm.intake.weights import WeightsUpdate
+from radixlm.weight_updates.registry import WeightsUpdate
 from radixlm.wire.weights import WeightsSource
 from tests.engine.test_draft_models import (
     DEEPSEEK,
@@ -88,10 +88,10 @@ def test_prediction_layers_come_with_their_model(
         assert engine.update_weights_from_disk(str(new))[0]
         assert counted(engine) == wanted
         runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
-        new_join = runner.drafter.net.draft.join.packed.unpack()
+        new_join = runner.end.drafter.net.draft.join.packed.unpack()
         engine.release_memory_occupation(["weights"])
         engine.resume_memory_occupation()
-        assert torch.equal(runner.drafter.net.draft.join.packed.unpack(), new_join)
+        assert torch.equal(runner.end.drafter.net.draft.join.packed.unpack(), new_join)
         assert counted(engine) == wanted
         assert wanted[1]
 

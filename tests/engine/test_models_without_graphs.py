@@ -19,10 +19,10 @@ from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY
 pytest.importorskip("triton")
 
 from radixlm.config.parser import parse
+from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
 from radixlm.engine import gpu
 from radixlm.engine.assemble import assemble
 from radixlm.engine.model_info import resolved
-from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
 from radixlm.executor.runner import Runner
 from radixlm.wire.channel import MemoryChannel
 

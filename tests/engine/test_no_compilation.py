@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.executor.dummy_run import counts_up_to
+from radixlm.cuda_graphs.dummy_run import counts_up_to
 from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 

@@ -29,8 +29,8 @@ from radixlm.engine.node_agent import NodeAgent
 from radixlm.engine.node_facts import checkpoint_digest, difference
 from radixlm.engine.node_files import FileKey, fetch, fetch_adapter
 from radixlm.engine.nodes import Hub
-from radixlm.intake.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.lora.registry import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.cluster import NodeFacts
 from radixlm.wire.cluster_socket import local_address, read_secret, split_address
 

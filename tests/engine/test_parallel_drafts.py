@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.executor.parallel_drafter import ParallelDrafter
+from radixlm.speculative.device.parallel_drafter import ParallelDrafter
 from tests.engine.drafted_engine import Proposal, note_proposals, small_options
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401  (a fixture)
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, reference_model

@@ -18,7 +18,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import REFUSED, RankProcesses
 from radixlm.engine.ranks import AGREED, Followers, LeaderLink
 from radixlm.engine.supervisor import TRUSTED_ENDS
-from radixlm.executor.relay import Answer
+from radixlm.parallel.relay import Answer
 from radixlm.wire.pieces import pieces
 
 CONFIG = ServerConfig.from_kwargs(tp_size=3, rank_timeout_s=20.0)

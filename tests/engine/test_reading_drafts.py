@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.reading_drafter import ReadingDrafter
+from radixlm.speculative.device.reading_drafter import ReadingDrafter
 from tests.engine.test_draft_models import generate, rounds  # noqa: F401
 from tests.fakes.assistants import make_assistant
 from tests.fakes.tiny_checkpoint import cached_tiny, reference_model

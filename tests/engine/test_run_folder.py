@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from radixlm.engine.run_folder import RunFolder, remove_stale
-from radixlm.intake.adapters import Spool
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.lora.registry import Spool
+from radixlm.weight_updates.tensor_spool import TensorSpool
 
 KILLED = """
 import os, signal

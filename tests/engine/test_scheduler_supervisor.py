@@ -9,16 +9,16 @@ import pytest
 
 from radixlm.base.errors import CheckpointError
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.scheduler_supervisor import MAX_FAILURES, SchedulerSupervisor
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import Handler
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
+from radixlm.wire.link import Handler
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness
@@ -58,7 +58,7 @@ class Harness:
         self.num_made = 0
         self.error = error
         self.handler: Handler = lambda message: None
-        self.intake = TokenizerManager(None, IntakeFacts(vocab=VOCAB, context_len=512), self)
+        self.intake = ServerIntake(None, IntakeFacts(vocab=VOCAB, context_len=512), self)
         self.intake.start()
         self.intake.become_ready({"context_len": 512})
         facts = {"context_len": 512}

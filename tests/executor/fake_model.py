@@ -7,6 +7,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.models.pooler import Pooler
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
 
@@ -64,5 +65,6 @@ def make_runner(num_spaces: int = 1, max_pages: int = 8) -> tuple[Runner, FakeMo
     sampling = SamplingTable(SLOTS, VOCAB, CPU)
     spaces = tuple(range(num_spaces))
     return Runner(
-        RunnerParts(model, FakeAttention(), tables, sampling), RunnerOptions(PAGE, spaces, (0,))
+        RunnerParts(model, FakeAttention(), tables, sampling, pooler=Pooler()),
+        RunnerOptions(PAGE, spaces, (0,)),
     ), model

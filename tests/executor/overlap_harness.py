@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import replace
+from radixlm.cuda_graphs.graphs import StepGraphs
+from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceProposals, StepTail
-from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -26,6 +26,8 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
+from radixlm.speculative.device.drafter import DeviceProposals, StepTail
+from radixlm.speculative.device.tail import DraftTail
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Int32Array, Item, Items, PageCopy
@@ -210,26 +212,27 @@ class OverlapHarness:
             *(slots, max_pages, 1, self.device.where, self.device.is_synchronous, most),
             options["max_paths"],
         )
-        self.drafter = None
+        end, sampling = None, SamplingTable(slots, VOCAB)
         if drafts is not None and drafts.kind == "device":
-            self.drafter = HashDrafter(self.model, tables, tree_size)
+            end = DraftTail(HashDrafter(self.model, tables, tree_size), tables, sampling, PAGE)
         self.runner = Runner(
             RunnerParts(
                 self.model,
                 self.model,
                 tables,
-                SamplingTable(slots, VOCAB),
+                sampling,
                 device=self.device,
-                drafter=self.drafter,
+                end=end,
             ),
             runner_options,
         )
         if sizes:
             graphs = StepGraphs(self.device, sizes)
-            self.runner.recorded.capture(graphs)
+            recorded = self.runner.recorded = RecordedSteps(self.runner)
+            recorded.capture(graphs)
             for width in range(2, most + 2):
-                self.runner.recorded.capture(StepGraphs(self.device, sizes), width)
-            self.runner.recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
+                recorded.capture(StepGraphs(self.device, sizes), width)
+            recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         hooks = Hooks((Countdown(),))

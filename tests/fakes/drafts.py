@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.speculative.drafter import Path, Proposal
+from radixlm.speculative.drafting import Drafting
 
 Oracle = Callable[[str, Sequence[int], int], list[int]]
 

@@ -21,11 +21,12 @@ import orjson
 
 from radixlm.arch.spec import Pool
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ThreadLink
-from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -38,7 +39,9 @@ from radixlm.step.masks import Masks
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.link import ThreadLink
 from radixlm.wire.replies import Logprobs, Ready
 from radixlm.wire.requests import Shutdown
 from tests.fakes import toy_tokenizer
@@ -134,7 +137,7 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer, facts: IntakeFacts, script: Mapping[str, str]) -> None:
         mine, self.theirs = MemoryChannel.pair()
-        self.intake = TokenizerManager(tokenizer, facts, ThreadLink(mine))
+        self.intake = ServerIntake(tokenizer, facts, ThreadLink(mine))
         self.executor = ScriptedExecutor(tokenizer, facts.eos_ids[0], script)
         limits = Limits(
             max_running=MAX_RUNNING,
@@ -153,7 +156,13 @@ class FakeEngine:
         ring = StepRing()
         self.intake.rings = (ring,)
         self.scheduler = Scheduler(
-            limits, self.executor, self.theirs, self.kv_manager, Hooks(()), ring=ring
+            limits,
+            self.executor,
+            self.theirs,
+            self.kv_manager,
+            Hooks(()),
+            recorder=StepRecorder(ring),
+            commands=(WeightCommands, TreeView),
         )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from radixlm.intake.link import Handler, ThreadLink
 from radixlm.intake.request_state import RequestState
 from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.wire.link import Handler, ThreadLink
 
 
 class LockstepLink(ThreadLink):

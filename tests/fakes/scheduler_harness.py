@@ -6,17 +6,20 @@ import random
 from typing import Any
 
 from radixlm.base.record import replace
+from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
-from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
@@ -111,7 +114,8 @@ class SchedulerHarness:
             hooks,
             clock=lambda: self.now_s,
             drafting=drafting,
-            ring=ring,
+            recorder=None if ring is None else StepRecorder(ring),
+            commands=(WeightCommands, TreeView),
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}

@@ -25,9 +25,9 @@ from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
-from radixlm.executor.rank import RankLoop
-from radixlm.executor.relay import RENEW, STOP, Answer, Relay
 from radixlm.executor.runner import Runner
+from radixlm.parallel.rank import RankLoop
+from radixlm.parallel.relay import RENEW, STOP, Answer, Relay
 from radixlm.scheduler.loop import Executor
 from tests.fakes.cut_model import shared_ranks
 from tests.fakes.thread_groups import ThreadGroup, thread_ranks

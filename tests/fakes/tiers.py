@@ -15,7 +15,7 @@ import numpy as np
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WritePolicy
-from radixlm.executor.page_port import PagePort
+from radixlm.parallel.page_port import PagePort
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.tiers.base import (
     UNANSWERED,

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.device import CudaDevice, PinnedRing, cuda_device
+from radixlm.cuda_graphs.cuda_device import CudaDevice, cuda_device
+from radixlm.cuda_graphs.graphs import StepGraphs
+from radixlm.executor.device import PinnedRing
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.graphs import StepGraphs
 from radixlm.executor.plain_sampling import SamplingKinds, fused_sampler, sample_plain
 from radixlm.executor.step_layout import (
     POSITION,

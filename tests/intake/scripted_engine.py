@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from radixlm.engine.intake import ServerIntake
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
@@ -80,7 +80,7 @@ class IntakeHarness:
         self.tokenizer, self.link, self.watch = tokenizer, ScriptedLink(), Watch()
         vocab = vocab or (tokenizer.vocab_size if tokenizer else 1000)
         facts.setdefault("context_len", 64)
-        self.intake = TokenizerManager(
+        self.intake = ServerIntake(
             tokenizer, IntakeFacts(vocab=vocab, **facts), self.link, (self.watch,)
         )
         self.intake.start()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.engine.intake import ServerIntake
 from radixlm.entrypoints.http.admin.metrics import MetricsObserver
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import Identity, set_identity
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.metrics import Buckets, Metrics
 from radixlm.wire.replies import (
     ControlReply,
@@ -47,7 +47,7 @@ class Two:
         self.links = (ScriptedLink(), ScriptedLink())
         self.losses = Losses()
         facts = IntakeFacts(vocab=1000, context_len=64)
-        self.intake = TokenizerManager(None, facts, self.links, (self.losses,), method)
+        self.intake = ServerIntake(None, facts, self.links, (self.losses,), method)
         self.intake.start()
         for link in self.links if is_ready else ():
             link.say(Ready(FACTS))

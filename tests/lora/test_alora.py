@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.intake.adapters import _last_place
 from radixlm.lora.config import read_lora_config
+from radixlm.lora.registry import _last_place
 from radixlm.wire.requests import NEVER, pack_ids
 from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny, reference_model

@@ -17,8 +17,8 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import Topology
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.ranks import NoPeers
-from radixlm.intake.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.lora.adapter import read_adapter
+from radixlm.lora.registry import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
 from tests.fakes.lora_adapters import write_adapter, write_folder

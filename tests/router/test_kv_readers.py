@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import zmq
 
+from radixlm.kv_events.cached_pages import PublishedPages
+from radixlm.kv_events.options import KvEventsOptions, server_facts
+from radixlm.kv_events.publisher import KvEventPublisher
 from radixlm.memory.pages import PageAllocator
-from radixlm.memory.prefix.kv_events import PublishedPages
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
-from radixlm.observe.kv_event_options import KvEventsOptions, server_facts
-from radixlm.observe.kv_events import KvEventPublisher
 from radixlm.router import kv_events_in, tokens_api
 from radixlm.router.kv_events_in import Feed, feeds_of
 from radixlm.router.kv_readers import KvReaders

@@ -17,10 +17,10 @@ import pytest
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.token_rules import TokenRules
-from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
+from radixlm.speculative.drafting import Drafting
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import (
     AbortRequest,

@@ -13,7 +13,7 @@ from radixlm.speculative.trees import tree_proposal
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, serve_drawn
-from tests.scheduler.test_drafting import KINDS, oracle, run_in_a_tight_pool
+from tests.speculative.test_drafting import KINDS, oracle, run_in_a_tight_pool
 
 
 @pytest.mark.parametrize("varies", [False, True])

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from radixlm.engine.features.grammar import GrammarFeature
-from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.speculative.prediction import Prediction
+from radixlm.speculative.drafting import Drafting
+from radixlm.text.prediction import Prediction
 from radixlm.wire.requests import pack_ids
 from tests.engine.test_features_drafts import Bench, ends, num_computed
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
-from tests.scheduler.test_drafting import oracle
+from tests.speculative.test_drafting import oracle
 
 
 def rounds(predicted: list[int], output: list[int], most: int = 4) -> int:
     """Steps in which the output is written, with drafts of at most ``most`` tokens."""
     prediction, done, count = Prediction(np.array(predicted, np.int32)), 0, 0
     while done < len(output):
-        drafts = prediction.propose(most).tokens.tolist()
+        drafts = prediction.following(most)
         count += 1
         kept = 0
         while kept < len(drafts) and output[done + kept : done + kept + 1] == [drafts[kept]]:
@@ -70,8 +70,7 @@ def test_in_parts_or_at_once() -> None:
         while parts.num_seen < len(output):
             parts.follow(output[parts.num_seen :][: rng.randint(1, 4)])
         assert whole.num_accepted == parts.num_accepted <= len(text)
-        assert whole.propose(5).tokens.tolist() == parts.propose(5).tokens.tolist()
-        assert np.all(np.diff(whole.propose(5).survival) <= 0)
+        assert whole.following(5) == parts.following(5)
 
 
 class NoDrafter(ForcedDrafts):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from radixlm.memory.keys import page_keys
 from radixlm.tiers.base import PageRecord
 from radixlm.tiers.files import Files
+from radixlm.tiers.keys import page_keys
 
 PAGE = 4
 TOKENS = np.arange(PAGE, dtype=np.int32)

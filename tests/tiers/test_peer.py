@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from radixlm.base.errors import TransferError
-from radixlm.memory.keys import NO_KEY
 from radixlm.tiers.base import PageRecord
+from radixlm.tiers.keys import NO_KEY
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle
 from radixlm.tiers.peer import Incoming, Outgoing, PeerOptions
 from radixlm.transfer import server as serving

@@ -36,6 +36,7 @@ from radixlm.engine.ranks import NO_PEERS, Followers, Peers
 from radixlm.engine.run_folder import RunFolder
 from radixlm.engine.supervisor import startup_of
 from radixlm.engine.worker import run_rank
+from radixlm.speculative.drafting import Drafting
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
@@ -220,9 +221,9 @@ class Batch:
     def measure(self, shape: Shape, run_name: str) -> Result:
         """One run of a shape; with a drafter a second one without drafts."""
         drafting = self.replica.scheduler.drafting
-        has_drafter = drafting is not None and drafting.has_drafter
-        plain_s = 0.0
-        if drafting is not None and has_drafter:
+        has_drafter, plain_s = False, 0.0
+        if isinstance(drafting, Drafting) and drafting.has_drafter:
+            has_drafter = True
             drafting.lengths.is_off = True
             plain_s = sum(self.run(shape)[1])
             drafting.lengths.is_off = False

@@ -276,7 +276,7 @@ def kv_events_problems(config: ServerConfig) -> Iterator[str]:
     if not text:
         return
     try:
-        load("radixlm.observe.kv_event_options:read_options")(text, config.parallel.dp_size)
+        load("radixlm.kv_events.options:read_options")(text, config.parallel.dp_size)
     except ConfigError as error:
         yield str(error)
 

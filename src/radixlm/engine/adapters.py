@@ -18,11 +18,11 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.adapters import AdapterConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.ranks import NO_PEERS, Peers
-from radixlm.executor.adapters import AdapterTable
-from radixlm.intake.adapters import Spool
 from radixlm.kernels.ops.lora import LoraLayout, PackedAdapter
 from radixlm.layers.linear import Linear
 from radixlm.lora.adapter import Adapter, LoraLimits, local_parts, read_adapter
+from radixlm.lora.registry import Spool
+from radixlm.lora.table import AdapterTable
 from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel

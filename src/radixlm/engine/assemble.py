@@ -22,6 +22,8 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.cuda_device import CudaDevice
+from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
@@ -61,21 +63,21 @@ from radixlm.engine.parts import (
     tokenizer_loader,
 )
 from radixlm.engine.peering import make_handover
+from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.stores import store_secret
+from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
-from radixlm.executor.controls import TensorControls
-from radixlm.executor.device import CudaDevice, Device
-from radixlm.executor.graphs import NO_GRAPHS, GraphSizes
-from radixlm.executor.media import EncoderCache, NoEncoder
-from radixlm.executor.profile import Profiler
+from radixlm.executor.device import Device
 from radixlm.executor.runner import Runner
-from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
+from radixlm.live_feed.step_recorder import StepRecorder
+from radixlm.live_feed.tree_view import TreeView
+from radixlm.media.encoder_cache import EncoderCache, NoEncoder
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
@@ -85,6 +87,8 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.weight_updates.commands import WeightCommands
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
 from radixlm.wire.weights import WeightsSource
 
@@ -296,7 +300,7 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
         engine.pages.begin(runner)
     record = partial(_record, config, engine, runner)
     record()
-    engine.occupation.follow(runner.recorded.drop, record)
+    engine.occupation.follow(runner.drop_graphs, record)
     return runner
 
 
@@ -356,7 +360,15 @@ def assemble(
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         own = replace(limits, weights_version=engine.updater.namespace)
         return Scheduler(
-            own, executor, channel, kv_manager, hooks, interval, drafting=drafting, ring=ring
+            own,
+            executor,
+            channel,
+            kv_manager,
+            hooks,
+            interval,
+            drafting=drafting,
+            recorder=None if ring is None else StepRecorder(ring),
+            commands=(WeightCommands, TreeView),
         )
 
     scheduler = make()

@@ -12,12 +12,12 @@ from radixlm.arch.spec import Decoder
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
-from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.speculative.corpus import read_corpus, tokens_of
 from radixlm.speculative.costs import CostTable
+from radixlm.speculative.drafting import Drafting
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter, NgramOptions
 from radixlm.speculative.trees import TreeShape

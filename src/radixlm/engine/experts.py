@@ -26,12 +26,12 @@ from radixlm.distributed.record import (
     RecorderOptions,
 )
 from radixlm.engine.model_info import ModelInfo
-from radixlm.executor.routed import ExpertChoices, RoutedExperts
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.layers.experts import ExpertSplit, SplitExperts
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, mixtures_of, place_evenly
 from radixlm.models.decoder import DecoderModel
+from radixlm.parallel.routed import ExpertChoices, RoutedExperts
 from radixlm.step.result import CHOICES
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,10 @@ from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.parallel import ParallelConfig
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.cuda_device import CudaDevice
+from radixlm.cuda_graphs.dummy_run import DummyRun
+from radixlm.cuda_graphs.graphs import GraphSizes, StepGraphs, graph_sizes, prompt_sizes
+from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.distributed.device_groups import on_device
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.nccl import NcclComm
@@ -21,11 +25,10 @@ from radixlm.engine.experts import records_experts
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.engine.offload import is_offloading
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.device import CpuDevice, CudaDevice, Device
-from radixlm.executor.dummy_run import DummyRun
-from radixlm.executor.graphs import GraphSizes, StepGraphs, graph_sizes, prompt_sizes
+from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
+from radixlm.lora.table import AdapterTable
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
 from radixlm.scheduler.limits import Limits
@@ -213,7 +216,7 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
         dummy.page_copies()
         for count in range(1, 1 + limits.max_drafts):
             dummy.drafts(count, limits.step_tokens)
-        if runner.adapters is not None:
+        if isinstance(runner.adapters, AdapterTable):
             with runner.adapters.empty_one() as adapter:
                 dummy = DummyRun(make_runner(), limits.max_running, limits.context_len, adapter)
                 dummy.sizes(limits.step_tokens)
@@ -231,23 +234,29 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
 def record_graphs(runner: Runner, sizes: GraphSizes, pads: bool) -> None:
     """Record decode steps, with and without drafts, and small steps with parts of prompts; all of
     them once more with adapters. If that fails, steps run without graphs."""
-    _record(runner, sizes, pads, "CUDA graphs")
-    if sizes.has_adapters and runner.recorded.add_adapters(sizes.max_tokens):
-        _record(runner, sizes, pads, "CUDA graphs with adapters", is_adapted=True)
+    recorded = runner.recorded = RecordedSteps(runner)
+    _record(runner, recorded, sizes, pads, "CUDA graphs")
+    if sizes.has_adapters and recorded.add_adapters(sizes.max_tokens):
+        _record(runner, recorded, sizes, pads, "CUDA graphs with adapters", is_adapted=True)
 
 
 def _record(
-    runner: Runner, sizes: GraphSizes, pads: bool, what: str, is_adapted: bool = False
+    runner: Runner,
+    recorded: RecordedSteps,
+    sizes: GraphSizes,
+    pads: bool,
+    what: str,
+    is_adapted: bool = False,
 ) -> None:
     graphs = StepGraphs(runner.device, sizes.decodes, pads)
     with _recording(what):
-        runner.recorded.capture(graphs, is_adapted=is_adapted)
+        recorded.capture(graphs, is_adapted=is_adapted)
         for width in runner.draft_widths:
-            runner.recorded.capture(graphs.fitting(width), width, is_adapted)
+            recorded.capture(graphs.fitting(width), width, is_adapted)
         if sizes.prompts:
             with _recording(f"{what} of prompts"):
                 prompts = StepGraphs(runner.device, sizes.prompts)
-                runner.recorded.capture_prompts(prompts, is_adapted)
+                recorded.capture_prompts(prompts, is_adapted)
 
 
 @contextmanager

@@ -24,16 +24,16 @@ from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.distributed.topology import Place
 from radixlm.engine.draft_model import LoadedDraft
-from radixlm.engine.kept_digests import GroupDigests
 from radixlm.engine.memory import MemoryNow, Pools, make_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.ranks import Peers
-from radixlm.memory.journal import PageJournal
-from radixlm.memory.journal_replay import JournalReplay
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.models.build import Model
 from radixlm.pools.memory import KeptMemory, kept_rows
 from radixlm.tiers.manifest import weights_digest
+from radixlm.warm_restart.digests import GroupDigests
+from radixlm.warm_restart.journal import PageJournal
+from radixlm.warm_restart.journal_replay import JournalReplay
 from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ import logging
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import topology_of
+from radixlm.kv_events.cached_pages import PublishedPages
+from radixlm.kv_events.options import read_options
+from radixlm.kv_events.publisher import KvEventPublisher
 from radixlm.memory.prefix.base import BothEvents
-from radixlm.memory.prefix.kv_events import PublishedPages
 from radixlm.memory.prefix.radix import RadixCache
-from radixlm.observe.kv_event_options import read_options
-from radixlm.observe.kv_events import KvEventPublisher
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 

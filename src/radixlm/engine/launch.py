@@ -1,4 +1,4 @@
-"""From a configuration to an TokenizerManager with an engine behind it: a process of its own, or a
+"""From a configuration to an intake with an engine behind it: a process of its own, or a
 thread."""
 
 import asyncio
@@ -14,21 +14,21 @@ from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.intake import RegistryOptions, ServerIntake
 from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.hub.locate import Wanted
-from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.link import ThreadLink, ZmqLink
 from radixlm.intake.observer import Observer
-from radixlm.intake.tokenizer_manager import TokenizerManager
-from radixlm.intake.weights import WeightsOptions
+from radixlm.lora.registry import AdapterOptions
 from radixlm.observe.ring import StepRing
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+from radixlm.weight_updates.registry import WeightsOptions
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
+from radixlm.wire.link import ThreadLink, ZmqLink
 from radixlm.wire.replies import Failed, Ready
 from radixlm.wire.requests import Shutdown
 
@@ -86,14 +86,18 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,
         is_generation=info.is_generation,
-        weights=WeightsOptions(
-            config.model.weight_version,
-            str(info.folder),
-            config.model.load_format,
-            config.serve.tokenizer_worker_num > 1,
-        ),
-        adapters=adapter_options(config),
     )
+
+
+def registry_options(config: ServerConfig, info: ModelInfo) -> RegistryOptions:
+    """What intake knows of adapters and weights when it starts."""
+    weights = WeightsOptions(
+        config.model.weight_version,
+        str(info.folder),
+        config.model.load_format,
+        config.serve.tokenizer_worker_num > 1,
+    )
+    return RegistryOptions(adapter_options(config), weights)
 
 
 def adapter_options(config: ServerConfig) -> AdapterOptions:
@@ -128,12 +132,13 @@ class ProcessEngine:
             EngineSupervisor(config, given, 1, i, info.folder) for i in range(parallel.num_replicas)
         ]
         channels = [ZmqChannel(s.addresses[0], intake_codec(), bind=True) for s in self.supervisors]
-        self.intake = TokenizerManager(
+        self.intake = ServerIntake(
             tokenizer,
             intake_facts(config, info),
             [ZmqLink(channel) for channel in channels],
             observers,
             parallel.load_balance_method,
+            registry_options(config, info),
         )
         self.intake.run_folders = tuple(supervisor.folder for supervisor in self.supervisors)
         for supervisor in self.supervisors:
@@ -174,8 +179,12 @@ class ThreadEngine:
             ring = StepRing()  # the scheduler tells its moments only where it records steps
         self._config, self._info, self._ring = config, info, ring
         mine, self._theirs = MemoryChannel.pair()
-        self.intake = TokenizerManager(
-            tokenizer, intake_facts(config, info), ThreadLink(mine), observers
+        self.intake = ServerIntake(
+            tokenizer,
+            intake_facts(config, info),
+            ThreadLink(mine),
+            observers,
+            options=registry_options(config, info),
         )
         if ring is not None:
             self.intake.rings = (ring,)

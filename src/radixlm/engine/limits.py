@@ -12,7 +12,7 @@ from radixlm.engine.drafting import max_drafts, max_paths, tree_shape
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.capacity import STATES_PER_REQUEST
+from radixlm.pools.capacity import STATES_PER_REQUEST
 from radixlm.scheduler.limits import Limits, RopeLengths
 
 # share of a running request's remaining output for which admission keeps room, at

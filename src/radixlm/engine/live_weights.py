@@ -34,14 +34,14 @@ from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.offload import is_offloading
 from radixlm.engine.packed_weights import available_bytes
 from radixlm.engine.ranks import Peers
-from radixlm.executor.media import EncoderCache
-from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.layers.module import Module
+from radixlm.media.encoder_cache import EncoderCache
 from radixlm.models.build import Model, NativeModel, is_transformers, mixtures_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.tiers.manifest import weight_files
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.weights.mapper import WeightsMapper

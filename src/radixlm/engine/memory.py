@@ -12,19 +12,19 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.capacity import (
+from radixlm.kernels.ops import kv
+from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
+from radixlm.models.dtype import resolve_dtypes
+from radixlm.pools.capacity import (
     MemoryFacts,
     PoolSizes,
     WindowShare,
     pool_sizes,
     state_pages,
 )
-from radixlm.kernels.ops import kv
-from radixlm.memory.budget import window_ratio
-from radixlm.models.build import Model
-from radixlm.models.decoder import DecoderModel
-from radixlm.models.dtype import resolve_dtypes
 from radixlm.pools.state import StatePool, state_nbytes
+from radixlm.pools.window_ratio import window_ratio
 from radixlm.weights.dummy import checkpoint_dtype
 
 MIN_TAIL = 4  # fewer tokens of a page are computed as fast as the page is copied

@@ -3,8 +3,8 @@
 import torch
 
 from radixlm.engine.model_info import ModelInfo
-from radixlm.executor.media import EncoderCache, MultimodalEncoder
-from radixlm.executor.media_embeddings import ImageVectors
+from radixlm.media.encoder_cache import EncoderCache, MultimodalEncoder
+from radixlm.media.image_vectors import ImageVectors
 from radixlm.models.encoders.image_embedder import ImageEmbedder
 from radixlm.models.encoders.speech import SpeechEncoder
 from radixlm.models.encoders.transformers_encoder import BoundaryTokenEncoder, TransformersEncoder

@@ -16,8 +16,8 @@ import msgspec
 from radixlm.base.errors import RankLost
 from radixlm.base.record import Record
 from radixlm.distributed.remote import RemoteValues
-from radixlm.intake.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.lora.registry import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
+from radixlm.weight_updates.tensor_spool import TensorSpool
 
 PART_BYTES = 1 << 22
 WAIT_S = 60.0  # for one answer

@@ -13,9 +13,9 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
 from radixlm.config.memory import MemoryConfig
 from radixlm.config.server_config import ServerConfig
-from radixlm.executor.offload import CudaCopies, Offloader
 from radixlm.layers.module import Module
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.offload import CudaCopies, Offloader
 
 log = logging.getLogger(__name__)
 

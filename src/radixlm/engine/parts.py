@@ -13,6 +13,7 @@ from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.graphs import draft_widths
 from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
@@ -26,26 +27,15 @@ from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.adapters import AdapterTable
-from radixlm.executor.block_drafter import BlockDrafter
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_entries import PageGroups
-from radixlm.executor.graphs import draft_widths
-from radixlm.executor.grouped_runner import GroupedRunner
-from radixlm.executor.heads_drafter import HeadsDrafter
-from radixlm.executor.media import EncoderCache
-from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
-from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
-from radixlm.executor.parallel_drafter import ParallelDrafter
-from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
-from radixlm.executor.pooling import Pooler
-from radixlm.executor.profile import Profiler
-from radixlm.executor.reading_drafter import ReadingDrafter
-from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
+from radixlm.lora.table import AdapterTable
+from radixlm.media.encoder_cache import EncoderCache
+from radixlm.media.image_vectors import ImageVectors, VectorPooler
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
@@ -56,13 +46,24 @@ from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.draft_heads import DraftHead
 from radixlm.models.dump import TensorDump
+from radixlm.models.pooler import Pooler
 from radixlm.models.reading_draft import ReadingDraft
+from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.grouped_runner import GroupedRunner
+from radixlm.parallel.pipelined import PipelinedGroupedRunner, PipelinedRunner
+from radixlm.parallel.routed import ExpertChoices
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
-from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
+from radixlm.speculative.device.block_drafter import BlockDrafter
+from radixlm.speculative.device.draft_entries import PageGroups
+from radixlm.speculative.device.heads_drafter import HeadsDrafter
+from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
+from radixlm.speculative.device.parallel_drafter import ParallelDrafter
+from radixlm.speculative.device.reading_drafter import ReadingDrafter
+from radixlm.speculative.device.tail import DraftTail
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -125,6 +126,9 @@ def make_runner(
     tables = DeviceTables(*sizes, where, is_shared, limits.max_drafts, limits.max_paths)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
+    drafter = _drafter(
+        parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
+    )
     runner_parts = RunnerParts(
         parts.dump or parts.steps or model,
         parts.attn,
@@ -137,9 +141,9 @@ def make_runner(
         pools.states,
         parts.adapters,
         parts.commands,
-        _drafter(
-            parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
-        ),
+        None
+        if drafter is None
+        else DraftTail(drafter, tables, sampling, limits.page_size, pools.states is not None),
         parts.choices,
         _followers(device, parts.ranks),
     )
@@ -155,7 +159,7 @@ def make_runner(
         draft_widths=draft_widths(limits.max_drafts) if has_graphs else (),
         max_paths=limits.max_paths,
         tree_size=parts.draft.tree.size if parts.draft and parts.draft.tree else 0,
-        profiler=parts.profiler,
+        on_step=None if parts.profiler is None else parts.profiler.count,
         samples=parts.ranks.place.rank == 0,
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None

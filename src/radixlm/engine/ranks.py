@@ -23,17 +23,17 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_hosts
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
-from radixlm.engine.kept_digests import DigestsOfHosts, GroupDigests, answer_digests
 from radixlm.engine.node_facts import node_facts
 from radixlm.engine.node_files import fetch, fetch_adapter
 from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.engine.run_folder import remove_stale
-from radixlm.executor.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.executor.runner import Runner
-from radixlm.intake.adapters import Spool
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.lora.registry import Spool
+from radixlm.parallel.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.scheduler.loop import Executor
+from radixlm.warm_restart.digests import DigestsOfHosts, GroupDigests, answer_digests
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.cluster_socket import local_address, read_secret
 from radixlm.wire.pieces import pieces, read_pieces
 from radixlm.wire.weights import WeightsSource

@@ -32,7 +32,7 @@ class RunFolder:
 
 def remove_stale() -> list[Path]:
     """Delete the folders of this user's servers that have ended, also those of tensors and adapters
-    that came in requests (intake/tensor_spool.py, intake/adapters.py); which ones."""
+    that came in requests (weight_updates/tensor_spool.py, lora/registry.py); which ones."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):

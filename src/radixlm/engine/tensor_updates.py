@@ -16,10 +16,10 @@ from radixlm.base.env import WEIGHT_GROUP_TIMEOUT_S
 from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.weight_groups import WeightGroups
-from radixlm.intake.tensor_spool import TensorSpool, check_format
-from radixlm.intake.tokenizer_manager import TokenizerManager
-from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.tensor_spool import TensorSpool, check_format
 from radixlm.wire.tensors import TensorInfo, tensor_info
 
 Fill = Callable[[TensorSpool], Awaitable[None]]
@@ -32,7 +32,7 @@ class TensorUpdates:
     """Of one server. Its methods raise InvalidRequest for what cannot be asked, and OSError where
     the disk is full; the old weights stay."""
 
-    def __init__(self, config: ServerConfig, intake: TokenizerManager) -> None:
+    def __init__(self, config: ServerConfig, intake: ServerIntake) -> None:
         p = config.parallel
         self.groups = WeightGroups(
             p.tp_size * p.pp_size, WEIGHT_GROUP_TIMEOUT_S.get(), config.execute.device == "cuda"

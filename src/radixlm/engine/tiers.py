@@ -24,14 +24,15 @@ from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
 from radixlm.engine.stores import make_lmcache
-from radixlm.executor.model_drafter import ModelDrafter
-from radixlm.executor.page_port import PagePort, RankedPort
-from radixlm.executor.relay import Relay
 from radixlm.executor.runner import Runner
 from radixlm.models.build import Model
 from radixlm.models.kv_groups import kv_groups
+from radixlm.parallel.page_port import PagePort, RankedPort
+from radixlm.parallel.relay import Relay
 from radixlm.pools.page_bytes import PageBytes
 from radixlm.scheduler.loop import Executor
+from radixlm.speculative.device.model_drafter import ModelDrafter
+from radixlm.speculative.device.tail import DraftTail
 from radixlm.tiers.base import Tier
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle, weights_digest
 from radixlm.tiers.peer import Outgoing
@@ -59,7 +60,7 @@ class EnginePages(Record, eq=False):
     def begin(self, runner: Runner) -> None:
         """``runner`` has the pools from now on: nothing that was asked for before writes there."""
         self.worker.reset()
-        drafter = runner.drafter
+        drafter = runner.end.drafter if isinstance(runner.end, DraftTail) else None
         if isinstance(drafter, ModelDrafter):
             self.page_bytes.filled = lambda: drafter.filled_pages
             self.worker.others_get = drafter.lack_pages

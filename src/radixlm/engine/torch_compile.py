@@ -16,8 +16,8 @@ from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.cuda_graphs.dummy_run import DummyRun
 from radixlm.engine.gpu import reads_on_host
-from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.build import Model

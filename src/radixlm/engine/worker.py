@@ -44,12 +44,12 @@ from radixlm.engine.rank_processes import REFUSED, RankProcesses
 from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink, Peers, start_nodes
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.engine.supervisor import STOP_SIGNAL
-from radixlm.executor.rank import RankLoop
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import StepRing
 from radixlm.observe.stacks import offer_stacks
+from radixlm.parallel.rank import RankLoop
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready

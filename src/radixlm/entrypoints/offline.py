@@ -22,6 +22,7 @@ from radixlm.base.lazy import load
 from radixlm.config.flat_options import read_values
 from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
 from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, intake_tokenizer, start
 from radixlm.engine.model_info import resolved
@@ -34,7 +35,6 @@ from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict, needs_parser
 from radixlm.intake.records import likeliest
-from radixlm.intake.sessions import Sessions
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
     async def _start(self) -> None:
         if (observe := self.config.observe).enable_trace:
             name = self.config.serve.served_model_name or self.info.folder.name
-            trace = load("radixlm.intake.tracing:trace_intake")
+            trace = load("radixlm.live_feed.tracing:trace_intake")
             self._tracer = trace(self._engine.intake, observe.oltp_traces_endpoint, name)
         await start(self._engine)
         delete_checkpoint(self.config)

@@ -8,6 +8,8 @@ import orjson
 
 from radixlm.base.errors import EngineError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.answers import ScoreResult
 from radixlm.entrypoints.http.errors import FinishError
@@ -19,8 +21,6 @@ from radixlm.entrypoints.http.pooling.score import ScoreRequest, answer_score
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.transport import DONE
 from radixlm.entrypoints.request_model import make
-from radixlm.intake.sessions import Sessions
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -43,7 +43,7 @@ class RouteCalls:
         config: ServerConfig,
         info: ModelInfo,
         tokenizer: Tokenizer | None,
-        intake: TokenizerManager,
+        intake: ServerIntake,
         defaults: SamplingParams,
         sessions: Sessions,
     ) -> None:

@@ -12,10 +12,10 @@ from radixlm.base.errors import EngineError
 from radixlm.base.lazy import load
 from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig, flat
+from radixlm.continuation.sessions import Sessions
 from radixlm.engine.launch import ProgramEngine
 from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.model_info import ModelInfo
-from radixlm.intake.sessions import Sessions
 
 if TYPE_CHECKING:
     from radixlm.entrypoints.offline import Engine

@@ -15,8 +15,8 @@ from radixlm.engine.model_info import find_model
 from radixlm.engine.tensor_updates import TensorUpdates, read_infos
 from radixlm.engine.weight_groups import read_place
 from radixlm.hub.locate import Wanted
-from radixlm.intake.tensor_spool import TensorSpool
-from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.weights_client import encode, unflatten
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.executor.device import AsyncCopy, Event
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.pooling import Pooler
 from radixlm.executor.step_inputs import StepInputs
 from radixlm.executor.step_layout import StepShape
 from radixlm.kernels.ops.lora import LoraRows
@@ -45,6 +44,16 @@ class Head(Protocol):
     """The part of a model that turns hidden states into logits."""
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
+
+
+class Pooler(Protocol):
+    """Turns hidden states into one vector or some scores a request."""
+
+    def forget(self, rid: str) -> None:
+        """The request has left, perhaps before its last chunk."""
+
+    def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
+        """The vector or the scores once the last chunk has come, else None."""
 
 
 @dataclass(slots=True)
@@ -179,7 +188,7 @@ class ResultReader:
     """Waits for steps and makes their results."""
 
     def __init__(
-        self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler
+        self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler | None
     ) -> None:
         self.target_logits, self._tables = model.logits, tables
         self._sampling, self._pooler = sampling, pooler
@@ -280,6 +289,7 @@ class ResultReader:
             result.hidden_states = _row_bytes(step, item, hidden, first)
         if item.pooling:
             total = self._tables.state(item.slot).prompt_len
+            assert self._pooler is not None, "the runner has no pooler"
             result.pooled = self._pooler.add(item, hidden, total)
             if result.pooled is not None and not all(map(math.isfinite, result.pooled)):
                 result.error = NOT_FINITE

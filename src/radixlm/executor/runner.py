@@ -27,27 +27,30 @@ from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
-from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceDrafter
-from radixlm.executor.media import EncoderCache
+from radixlm.executor.interfaces import (
+    Adapters,
+    Attention,
+    ContinuingModel,
+    Encoder,
+    ExpertChoices,
+    Graphs,
+    Model,
+    StepEnd,
+)
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
-from radixlm.executor.pooling import Pooler
-from radixlm.executor.profile import Profiler
-from radixlm.executor.recorded import Attention, Model, RecordedParts, RecordedSteps
 from radixlm.executor.results import (
+    Pooler,
     ResultReader,
     StepHandle,
     logprob_request,
     needs_hidden,
     reads_head,
 )
-from radixlm.executor.routed import ExpertChoices
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
-from radixlm.executor.step_tail import DraftTail
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
@@ -67,7 +70,7 @@ STATE_SPACE = 1  # the page space whose pages hold states
 
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
-    recurrent layers' states; ``drafter``: proposes tokens after each step; ``choices``: of
+    recurrent layers' states; ``end``: follows each step, as a drafter does; ``choices``: of
     experts, by tokens, for those who ask; ``followers``: the group in which rank 0 hands sampled
     tokens from device to device."""
 
@@ -77,12 +80,12 @@ class RunnerParts(Record):
     sampling: SamplingTable
     device: Device = field(default_factory=CpuDevice)
     processors: LogitProcessors = field(default_factory=LogitProcessors)
-    pooler: Pooler = field(default_factory=Pooler)
-    media: EncoderCache | None = None
+    pooler: Pooler | None = None
+    media: Encoder | None = None
     states: StatePool | None = None
-    adapters: AdapterTable | None = None
+    adapters: Adapters | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-    drafter: DeviceDrafter | None = None
+    end: StepEnd | None = None
     choices: ExpertChoices | None = None
     followers: Group | None = None
 
@@ -98,6 +101,7 @@ class RunnerOptions(Record):
     draft_widths    tokens of the decode rows with drafts that get graphs
     max_paths       further paths of drafts in a step at most
     tree_size       drafts of a tree of the device's drafter; 0: it drafts chains
+    on_step         called before each step, with whether no part of a prompt is in it
     samples         whether this rank samples; the others ``follow``
     """
 
@@ -111,7 +115,7 @@ class RunnerOptions(Record):
     draft_widths: tuple[int, ...] = ()
     max_paths: int = 0
     tree_size: int = 0
-    profiler: Profiler | None = None
+    on_step: Callable[[bool], None] | None = None
     samples: bool = True
 
 
@@ -122,7 +126,7 @@ class Runner:
         self.model, self.attn, self.tables = parts.model, parts.attn, parts.tables
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
-        self._options, self._commands = options, parts.commands
+        self.options, self._commands = options, parts.commands
         self.adapters, self._choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
@@ -135,29 +139,27 @@ class Runner:
         self.inputs = self._make_inputs(num_slots + 1)  # with a row for padding
         max_rows = (num_slots + options.max_paths) * (1 + options.max_drafts)
         # steps that verify drafts have more rows of logits: buffers of their own
-        self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
+        self.draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
         num_proposed = 3 * options.tree_size or 2 * options.max_drafts
         num_results = 2 * max_rows + num_slots * (2 + num_proposed)
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
-        self.recorded = RecordedSteps(self.device, self._recorded_parts(parts))
+        self.recorded = Graphs()
         self._fused = fused_sampler(self.device.where)
-        self._tail, self.drafter = None, parts.drafter
-        if parts.drafter is not None:
-            has_states = parts.states is not None
-            size = options.page_size
-            self._tail = DraftTail(parts.drafter, self.tables, self.sampling, size, has_states)
+        self.end = parts.end
 
-    def _recorded_parts(self, parts: RunnerParts) -> RecordedParts:
-        return RecordedParts(
-            parts.model, parts.attn, parts.tables, self.params, self.inputs, self._draft_inputs,
-            parts.adapters, self._options.page_size, parts.drafter is not None,
-            parts.states is not None,
-        )  # fmt: skip
+    @property
+    def max_kv_len(self) -> int:
+        """The largest number of tokens that a sequence can have."""
+        return self.tables.max_pages * self.options.page_size
+
+    def drop_graphs(self) -> None:
+        """Run steps without graphs; no step may be in flight."""
+        self.recorded = Graphs()
 
     def _make_inputs(self, max_rows: int) -> StepInputs:
-        options = self._options
+        options = self.options
         packer = StepPacker(
             self.tables, self.params, max_rows, options.max_tokens, options.max_updates
         )
@@ -168,8 +170,8 @@ class Runner:
     def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's updates to the tables, then launch the model."""
         items = Items.of(plan.items)
-        if self._options.profiler is not None:
-            self._options.profiler.count(not items.prefills)
+        if self.options.on_step is not None:
+            self.options.on_step(not items.prefills)
         self._apply_updates(plan)
         more_N = items.more_N
         if more_N is not None:
@@ -180,15 +182,15 @@ class Runner:
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
-            assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
-            inputs = self._draft_inputs
+            assert self.draft_inputs is not None, "drafts in a runner of max_drafts 0"
+            inputs = self.draft_inputs
         lora = None
         if graph.is_adapted and graph.rows:
             self.recorded.fill_adapters(items, graph)
         elif self.adapters is not None:
             lora = self.adapters.rows(items)
         shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
-        tree_size = self._options.tree_size
+        tree_size = self.options.tree_size
         step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size, more_N=more_N)
         if more_N is not None:
             shape.max_kv_len += int(more_N.max())
@@ -221,9 +223,7 @@ class Runner:
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
-        recorder = None if self._choices is None else self._choices.recorder
-        source = None if recorder is None else recorder.rebalancer
-        return None if source is None else source.due()
+        return None if self._choices is None else self._choices.due_moves()
 
     def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
         params = admission.reasoning_bound
@@ -233,12 +233,12 @@ class Runner:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:
             state = self.tables.states[slot]
-            if state is not None:
+            if state is not None and self.pooler is not None:
                 self.pooler.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
-            if self._tail is not None:
-                self._tail.drafter.release(slot)
+            if self.end is not None:
+                self.end.release(slot)
             if self.adapters is not None:
                 self.adapters.assign(slot, -1)
         for admission in plan.admissions:
@@ -251,7 +251,7 @@ class Runner:
                 admission.sampling,
                 plain_ids(admission.prompt_ids).tolist(),
                 admission.output_ids.tolist(),
-                self._options.eos_ids,
+                self.options.eos_ids,
                 processor=self.processors.get(name) if name else None,
                 bound=self._bound_of(admission),
                 rid=admission.rid,
@@ -272,13 +272,13 @@ class Runner:
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the pools of the model and of its drafter."""
-        if self._tail is not None:
-            self._tail.drafter.copy_pages(copies)
+        if self.end is not None:
+            self.end.copy_pages(copies)
         self._copy_own_pages(copies)
 
     def _copy_own_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the model's pools."""
-        pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
+        pools = list(zip(self.options.space_of_group, self.attn.pools, strict=True))
         if self.states is not None:
             pools.append((STATE_SPACE, self.states))
         for space, pool in pools:
@@ -293,14 +293,14 @@ class Runner:
         builder.update_tables(shape)
         if shape.is_decode:
             # as in a graph on devices that have them, so that the results are bitwise the same
-            max_kv_len = self.recorded.max_kv_len
+            max_kv_len = self.max_kv_len
             if self.device.is_synchronous:
                 max_kv_len = shape.max_kv_len
             batch = builder.decodes(shape.num_sequences, max_kv_len)
         else:
             batch = builder.mixed(shape)
             step.drafts = builder.draft_rows(shape)
-        if self._tail is not None or step.more_N is not None:
+        if self.end is not None or step.more_N is not None:
             step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
         add_optional_inputs(step.plan, self.tables, batch)
@@ -364,8 +364,8 @@ class Runner:
         """Launch sampling for each item that emits; the tokens go to the token table."""
         shape = step.shape
         if not shape.num_rows:
-            if self._tail is not None:
-                self.device.launch(partial(self._tail.run, step))
+            if self.end is not None:
+                self.device.launch(partial(self.end.run, step))
             return
         is_pinned = self.device.where.type == "cuda"
         mask_RW = step.token_mask(masks, is_pinned)
@@ -382,9 +382,9 @@ class Runner:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
         self._num_sampled_steps += 1
         step.token_copy = self._token_copies[self._num_sampled_steps % RING]
-        if self._tail is not None:
-            self.device.launch(partial(self._tail.run, step))
-        num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
+        if self.end is not None:
+            self.device.launch(partial(self.end.run, step))
+        num_ints = shape.num_rows * (2 if self.options.detect_bad else 1)
         num_ints += step.num_counted + math.prod(step.proposed_shape)
         step.token_copy.start(self.device, step.sampled, num_ints)
 
@@ -437,9 +437,9 @@ class Runner:
     ) -> tuple[Tensor, Tensor] | None:
         """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
         by itself."""
-        go_on, slots_N = getattr(self.model, "go_on", None), step.shape.slots_R
+        slots_N = step.shape.slots_R
         asked = self._choices is not None and self._choices.are_wanted(step.items)
-        if go_on is None or asked:
+        if asked or not isinstance(self.model, ContinuingModel):
             return None
         assert step.batch is not None and step.logits_RV is not None
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
@@ -451,9 +451,8 @@ class Runner:
             rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
         stores = step.inputs.builder.stores(len(slots_N), counts_N)
-        how = Continuation(counts_N, rows, stores, self._options.eos_ids, told)
-        found: tuple[Tensor, Tensor] | None = go_on(step.batch, step.logits_RV, how)
-        return found
+        how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
+        return self.model.go_on(step.batch, step.logits_RV, how)
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
@@ -475,7 +474,7 @@ class Runner:
                 self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
         tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
-        found_bad_R = find_bad(logits_RV) if self._options.detect_bad else None
+        found_bad_R = find_bad(logits_RV) if self.options.detect_bad else None
         accepted = None if step.drafts is None else step.drafts.accept(tokens_R)
         self._store_tokens(step, tokens_R, found_bad_R, accepted)
 
@@ -501,7 +500,7 @@ class Runner:
     def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
-        if self._options.detect_bad and is_bad_R is not None:
+        if self.options.detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
         if step.accepted is not None:
             parts.append(step.accepted.counts_N.int())

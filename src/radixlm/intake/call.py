@@ -43,7 +43,7 @@ class Call:
         self.client = client
         self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
         self.labels: dict[str, str] = {}  # that its customer set, for the metrics
-        self.rids: list[str] = []  # of its requests with rows (``intake/rows.py``)
+        self.rids: list[str] = []  # of its requests with rows (``live_feed/rows.py``)
         self.headers: Mapping[bytes, bytes] = {}  # of its HTTP request
         self.route = ""  # path of the HTTP route that it came by
         self.num_bytes = 0  # of its body

@@ -2,8 +2,6 @@
 
 from radixlm.base.errors import Overloaded
 from radixlm.base.record import Record
-from radixlm.intake.adapters import AdapterOptions
-from radixlm.intake.weights import WeightsOptions
 
 
 class IntakeFacts(Record):
@@ -20,8 +18,6 @@ class IntakeFacts(Record):
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False
     routed_shape: tuple[int, int] | None = None  # [layers, top_k] of routed experts, if enabled
-    adapters: AdapterOptions = AdapterOptions()
-    weights: WeightsOptions = WeightsOptions()
     processors: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     embed_dim: int = 0  # width of embeddings and of hidden states, 0: not known

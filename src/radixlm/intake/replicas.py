@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.link import Link
+from radixlm.wire.link import Link
 from radixlm.wire.replies import DraftTotals, LoadReport, PageCounts
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
 

@@ -23,13 +23,11 @@ from radixlm.base.errors import (
     QueueFull,
 )
 from radixlm.base.record import replace
-from radixlm.intake.adapters import AdapterRegistry
 from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
-from radixlm.intake.link import Link
+from radixlm.intake.interfaces import Adapters, Journal, Occupation, Share, Weights
 from radixlm.intake.observer import Observer
-from radixlm.intake.occupation import MemoryOccupation
 from radixlm.intake.records import (
     GenerateRequest,
     Output,
@@ -38,13 +36,12 @@ from radixlm.intake.records import (
     in_client_words,
 )
 from radixlm.intake.replicas import Replica, Replicas
-from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
-from radixlm.intake.stream_journal import Share, current_journal, preload
+from radixlm.intake.request_state import RequestState, merge_outputs, preload, stop_checker
 from radixlm.intake.validation import ENDLESS, RequestValidator, bad_word_ids
-from radixlm.intake.weights import WeightsRegistry
 from radixlm.observe.ring import StepRing
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.link import Link
 from radixlm.wire.media import of_tenant
 from radixlm.wire.replies import (
     ControlReply,
@@ -78,7 +75,13 @@ MAX_SWEEP_S = 2.0
 
 
 class TokenizerManager:
-    """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id."""
+    """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id.
+
+    ``adapters``, ``weights`` and ``occupation`` are attached by ``engine/intake.py``."""
+
+    adapters: Adapters
+    weights: Weights
+    occupation: Occupation
 
     def __init__(
         self,
@@ -100,10 +103,7 @@ class TokenizerManager:
         self.token_s = 0.0  # when a token last came
         self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed
         self._is_paused = False
-        self.occupation = MemoryOccupation(self)
         self.ready = asyncio.Event()
-        self.adapters = AdapterRegistry(self, facts.adapters)
-        self.weights = WeightsRegistry(self, facts.weights)
         self.failure: Failed | None = None
         self.on_failed: Callable[[Failed], None] | None = None
         self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
@@ -128,6 +128,11 @@ class TokenizerManager:
         self._is_paused = is_paused
         for replica in self.replicas.ready:
             replica.load.is_paused = is_paused
+
+    @property
+    def journal(self) -> Journal | None:
+        """Of the running call; None: its answer begins and ends here."""
+        return None
 
     def start(self) -> None:
         """Start to receive messages from the engines; call it inside the event loop."""
@@ -234,7 +239,7 @@ class TokenizerManager:
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
         call, count = current_call() or Call(), max(1, request.sampling.n)
-        size, journal = self.facts.slice_size, current_journal()
+        size, journal = self.facts.slice_size, self.journal
         share = journal.share(request) if journal is not None else None
         if journal is not None and journal.is_resumed:
             size = 1 << 30  # a replay must not wait for its turn
@@ -508,9 +513,7 @@ class TokenizerManager:
         )
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
-        replica.version = self.weights.version
-        if self.weights.source is not None:
-            log.info("engine %d serves the weights of version %s", index, replica.version)
+        self.weights.served_by(replica)
         self.adapters.restore(replica)
         self.occupation.restore(replica)
         if self.is_paused:

@@ -1,9 +1,9 @@
 """Journal: what another worker needs to go on with a stream.
 
 A RadixLM worker that is asked to (``HEADER``) puts comment lines ": j RECORD ..." before the
-blocks of its stream (``intake/stream_journal.py``). The gateway keeps the records unread, and gives
-them to the next worker with the same body: that worker makes the same blocks of them, leaves out
-those that were sent, and computes the rest.
+blocks of its stream (``continuation/stream_journal.py``). The gateway keeps the records unread, and
+gives them to the next worker with the same body: that worker makes the same blocks of them, leaves
+out those that were sent, and computes the rest.
 """
 
 from __future__ import annotations

@@ -8,22 +8,21 @@ waits on its channel and uses no CPU.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
-from radixlm.observe.ring import StepRing
 from radixlm.scheduler.commit import Committer
-from radixlm.scheduler.control import ControlHandler
+from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.interfaces import Launch, StepRecorder
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue, count_keys
-from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
 from radixlm.scheduler.request import UNLIMITED, Request
 from radixlm.scheduler.step_log import StepLog
 from radixlm.step.masks import Masks
@@ -70,9 +69,9 @@ class Scheduler:
         stream_interval: int = 1,
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
-        ring: StepRing | None = None,
+        recorder: StepRecorder | None = None,
+        commands: Sequence[Callable[[ControlHandler], Commands]] = (),
     ) -> None:
-        """``ring``: takes a record of each step; None for none."""
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
@@ -82,11 +81,10 @@ class Scheduler:
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self._on_retract
         self.planner.on_slide = self._slide
-        self.recorder: StepRecorder | None = None
-        if ring is not None:
-            self.recorder = StepRecorder(ring, self.planner, self.committer, clock)
-            self.planner.on_start = self.recorder.started
-        self.controls = ControlHandler(self)
+        self.recorder = recorder
+        if recorder is not None:
+            recorder.follow(self.planner, self.committer, clock)
+        self.controls = ControlHandler(self, commands)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
         self._model_s = 0.0  # that the last launch of the model took; 0: not known
@@ -210,7 +208,7 @@ class Scheduler:
         """Send a heartbeat when one is due, and deltas that no step carries."""
         if now_s - self._heartbeat_s >= BEAT_S:
             self._heartbeat_s = now_s
-            self.controls.view.note(now_s)
+            self.controls.note(now_s)
             self.channel.send(Heartbeat(self.load(now_s)))
         if self.deltas:
             self.channel.send(StepReply(self.deltas))
@@ -417,7 +415,7 @@ class Scheduler:
             drafts=self.drafting.counts.totals if self.drafting else None,
             num_grammar_queue=int(stats.get("grammar_queue", 0)),
             tiers=stats,
-            pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
+            pages=self.recorder.pages() if self.recorder is not None else None,
             forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
             cpu_s=time.process_time() if self.recorder is not None else 0.0,
             routing_keys=count_keys(self.planner.running, self.queue),

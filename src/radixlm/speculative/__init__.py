@@ -1,1 +1,1 @@
-"""Drafting on the host: which tokens may come next, and how many of them are worth verifying."""
+"""Speculative decoding: which tokens may come next, and how many of them are worth verifying."""

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from radixlm.memory.keys import window_key
 from radixlm.tiers.base import Get, Lending, Pages, PageStore, Payload, Put, Rows, Tier, is_lending
+from radixlm.tiers.keys import window_key
 
 AT_ONCE_BYTES: Final = 64 << 20  # of a command; more would hold up the steps
 

@@ -1,7 +1,7 @@
 """Tiers: places below the KV pool that keep pages by key, and what the scheduler and the worker of
 a rank (``worker.py``) say to each other about them.
 
-A page of a window or of recurrent states is a record of its own, under ``memory.keys.window_key``
+A page of a window or of recurrent states is a record of its own, under ``tiers.keys.window_key``
 of its full page's key: a tier need not know of page spaces. Payloads of the two kinds differ in
 length (``Manifest.page_bytes``).
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record
-from radixlm.memory.keys import NO_KEY
+from radixlm.tiers.keys import NO_KEY
 from radixlm.wire.transfer import Hint
 
 Payload = NDArray[np.uint8]

@@ -16,8 +16,8 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from radixlm.memory.keys import NO_KEY
 from radixlm.tiers.base import Payload
+from radixlm.tiers.keys import NO_KEY
 
 try:
     from xxhash import xxh3_128

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.memory.keys import window_key
 from radixlm.tiers.at_once import get_at_once, put_at_once, rows_at_once
 from radixlm.tiers.background import LOW_PRIORITY, Background, be_nice
 from radixlm.tiers.base import (
@@ -53,6 +52,7 @@ from radixlm.tiers.base import (
     is_lasting,
     is_lending,
 )
+from radixlm.tiers.keys import window_key
 from radixlm.tiers.operations import administer
 from radixlm.tiers.prefault import Spans, prefault
 from radixlm.tiers.row_memory import RowMemory

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.http_server import ScriptedServer
 
 from radixlm.entrypoints.http import progress
-from radixlm.intake.rows import RequestRows
+from radixlm.live_feed.rows import RequestRows
 
 ASKED = {"X-Prefill-Progress": "yes"}
 BODIES: dict[str, dict[str, Any]] = {

@@ -29,10 +29,11 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
 from radixlm.base.record import replace
+from radixlm.continuation import stream_journal
 from radixlm.entrypoints.http.middleware import forget_request_id
 from radixlm.entrypoints.http.resume import known_digest, resume_digest, take_resume
 from radixlm.entrypoints.request_model import ResumeBody
-from radixlm.intake import stream_journal, tokenizer_manager
+from radixlm.intake import tokenizer_manager
 from radixlm.intake.identity import Identity, set_identity
 from radixlm.router.journal import HEADER
 from radixlm.wire.replies import LoadReport

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.tensor_updates import TensorUpdates
-from radixlm.intake.tensor_spool import SHARED_FOLDER
-from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.tensor_spool import SHARED_FOLDER
 
 TENSORS = {"a": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "b": torch.ones(5)}
 PATH = "/update_weights_from_tensor"

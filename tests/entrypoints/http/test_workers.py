@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.intake import RegistryOptions
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.entrypoints.http import workers
 from radixlm.entrypoints.http.workers import Fleet
@@ -44,6 +45,7 @@ async def test_requests_before_the_engines_first_message_are_not_lost(
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)
     monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
+    monkeypatch.setattr(workers, "registry_options", lambda config, info: RegistryOptions())
     address = f"ipc://{tmp_path}/s"
     order = {"addresses": [address], "facts": [FACTS], "index": 0}
     info: Any = None
@@ -78,6 +80,7 @@ async def test_an_engine_that_restarts_meanwhile_gets_no_request(
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)
     monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
+    monkeypatch.setattr(workers, "registry_options", lambda config, info: RegistryOptions())
     order = {"addresses": [f"ipc://{tmp_path}/s"], "facts": [FACTS], "index": 0}
     info: Any = None
     engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from radixlm.base.errors import ConfigError, TransferError
-from radixlm.memory.keys import namespace_seed, page_keys
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.tiers.base import PageRecord
+from radixlm.tiers.keys import namespace_seed, page_keys
 from radixlm.tiers.manifest import Manifest, Rectangle
 from radixlm.tiers.stores import make_store, read_extra
 from radixlm.tiers.stores.base import StoreOptions

@@ -24,7 +24,6 @@ from typing import Final
 from radixlm.engine.features.arrival_groups import ArrivalGroup, ArrivalJob, PagePort
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
 from radixlm.engine.features.page_puts import WritePolicy, WriteThrough
-from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
 from radixlm.memory.prefix.base import Handle, InsertResult
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.hooks import Feature
@@ -32,6 +31,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Int32Array
 from radixlm.tiers.base import Arrived, Cancel, Done, Found, Get, Lookup, Put, Report, Used
+from radixlm.tiers.keys import NO_KEY, extend_keys, namespace_seed
 from radixlm.wire.transfer import Hint
 
 log = logging.getLogger(__name__)

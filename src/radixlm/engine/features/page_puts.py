@@ -14,13 +14,13 @@ from typing import Final, Protocol
 import numpy as np
 
 from radixlm.engine.features.arrival_rules import ArrivalOptions
-from radixlm.memory.keys import NO_KEY, page_keys
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.tiers.base import Command, Done, Put
+from radixlm.tiers.keys import NO_KEY, page_keys
 from radixlm.wire.transfer import Hint
 
 AHEAD_SHARE: Final = 0.125  # of the pool: pages that are free or copied before others need them

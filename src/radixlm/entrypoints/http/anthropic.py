@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.continuation.stream_journal import draw_hex
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
 from radixlm.entrypoints.http.off_loop import off_loop_by_body
@@ -40,7 +41,6 @@ from radixlm.entrypoints.request_model import (
     with_fields,
 )
 from radixlm.intake.records import Output
-from radixlm.intake.stream_journal import draw_hex
 from radixlm.wire.sampling_params import parameter_names
 from radixlm.wire.unknown import note_warning
 

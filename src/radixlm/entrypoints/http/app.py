@@ -14,6 +14,8 @@ from radixlm.base.log import level_number
 from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import (
@@ -73,8 +75,6 @@ from radixlm.entrypoints.http.tls import make_context
 from radixlm.entrypoints.http.uvicorn_protocol import Http, is_news
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.native.request import default_sampling
-from radixlm.intake.sessions import Sessions
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.fim import detect_fim, load_fim_template
 from radixlm.text.tokenizer import Tokenizer
 
@@ -129,7 +129,7 @@ def create_app(
     config: ServerConfig,
     info_: ModelInfo,
     tokenizer: Tokenizer | None,
-    intake: TokenizerManager,
+    intake: ServerIntake,
     is_first: bool = True,
 ) -> FastAPI:
     """The application. ``intake``: of an engine that runs or is starting; ``is_first``: of the
@@ -178,7 +178,7 @@ def bare_app() -> FastAPI:
 
 
 def make_state(
-    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
+    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: ServerIntake
 ) -> ServerState:
     """The state that the routes share; its observers are added to ``intake``."""
     sessions = Sessions(tokenizer)

@@ -27,7 +27,7 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import SSE_HEADERS, named_event
 from radixlm.intake.identity import identity
 from radixlm.intake.replicas import Replica
-from radixlm.intake.rows import KEEP, MAX_IDS, PHASES, RequestRows, Span
+from radixlm.live_feed.rows import KEEP, MAX_IDS, PHASES, RequestRows, Span
 from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import COUNTS, FIELDS, TIMES, StepRing
 from radixlm.wire.media import plain_ids

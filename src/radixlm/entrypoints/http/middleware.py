@@ -22,6 +22,7 @@ from radixlm.base.errors import (
     Unauthorized,
 )
 from radixlm.config.serve import ServeConfig
+from radixlm.continuation.stream_journal import begin_journal
 from radixlm.entrypoints.client import set_client
 from radixlm.entrypoints.http.access import Access, begin_access
 from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard, is_streamed
@@ -34,7 +35,6 @@ from radixlm.entrypoints.http.errors import (
 from radixlm.entrypoints.http.ui import wants_page
 from radixlm.intake.call import begin_call, current_call
 from radixlm.intake.identity import Identity, identity, owner_of, set_identity
-from radixlm.intake.stream_journal import begin_journal
 from radixlm.wire.unknown import IgnoredFields, collect_unknown
 
 log = logging.getLogger(__name__)

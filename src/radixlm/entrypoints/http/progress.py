@@ -10,7 +10,7 @@ from typing import Any
 
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.call import current_call
-from radixlm.intake.rows import RequestRows
+from radixlm.live_feed.rows import RequestRows
 
 PROGRESS = "x-prefill-progress"
 EVERY_S = 2.0

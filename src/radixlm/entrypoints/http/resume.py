@@ -1,4 +1,4 @@
-"""Streams that begin on one server and end on another (``intake/stream_journal.py``)."""
+"""Streams that begin on one server and end on another (``continuation/stream_journal.py``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import radixlm
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.server_config import flat
+from radixlm.continuation.stream_journal import StreamJournal, begin_journal, current_journal
 from radixlm.entrypoints.http.middleware import request_id, set_request_id
 from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import ResumeBody
 from radixlm.intake.identity import identity
-from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_journal
 
 # what decides on tokens, besides the checkpoint: numbers of the model, sampling, grammars, prompts
 _OPTIONS = (

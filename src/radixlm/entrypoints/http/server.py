@@ -24,6 +24,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.downloaded import delete_checkpoint
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.packed_key import find_packed
@@ -31,7 +32,6 @@ from radixlm.engine.prefault import read_ahead
 from radixlm.engine.run_folder import remove_stale
 from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.root_path import prefix_of
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.observe.ring import StepRing
 
@@ -155,7 +155,7 @@ def _serve(
 class Engine(Protocol):
     """What an HTTP process needs of its engine. ``start`` returns before the engine is ready."""
 
-    intake: TokenizerManager
+    intake: ServerIntake
 
     async def start(self) -> None: ...
 

@@ -12,11 +12,11 @@ from fastapi import Request
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, ModelNotFound
 from radixlm.config.server_config import ServerConfig
+from radixlm.continuation.sessions import Sessions
+from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.media import MediaReader
 from radixlm.entrypoints.request_model import Body
-from radixlm.intake.sessions import Sessions
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import ChatTemplate
 from radixlm.text.fim import FimTemplate
 from radixlm.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class ServerState:
     config: ServerConfig
     info: ModelInfo
     tokenizer: Tokenizer | None
-    intake: TokenizerManager
+    intake: ServerIntake
     model_name: str
     defaults: SamplingParams
     sessions: Sessions

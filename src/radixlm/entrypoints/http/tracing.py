@@ -8,8 +8,8 @@ from radixlm.entrypoints.http.access import QUIET_PATHS
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.middleware import App, Receive, Scope, Send
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.intake.rows import RequestRows
-from radixlm.intake.tracing import call_span, trace_intake
+from radixlm.live_feed.rows import RequestRows
+from radixlm.live_feed.tracing import call_span, trace_intake
 from radixlm.observe.tracing import Tracer
 
 

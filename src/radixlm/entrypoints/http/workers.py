@@ -25,15 +25,15 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.config.server_config import ServerConfig, flat
-from radixlm.engine.launch import intake_facts
+from radixlm.engine.intake import ServerIntake
+from radixlm.engine.launch import intake_facts, registry_options
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.entrypoints.http.server import Server
-from radixlm.intake.link import ZmqLink
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec
+from radixlm.wire.link import ZmqLink
 from radixlm.wire.replies import Failed
 from radixlm.wire.requests import AbortRequest
 
@@ -251,7 +251,8 @@ class SharedEngine:
         codec = intake_codec()
         links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in start["addresses"]]
         method = config.parallel.load_balance_method
-        self.intake = TokenizerManager(None, intake_facts(config, info), links, method=method)
+        facts, options = intake_facts(config, info), registry_options(config, info)
+        self.intake = ServerIntake(None, facts, links, method=method, options=options)
         self.intake.run_folders = tuple(
             Path(address.removeprefix("ipc://")).parent for address in start["addresses"]
         )

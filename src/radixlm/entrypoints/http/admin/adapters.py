@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body
-from radixlm.intake.adapters import AdapterRegistry
+from radixlm.lora.registry import AdapterRegistry
 
 router = APIRouter(tags=["admin"])
 

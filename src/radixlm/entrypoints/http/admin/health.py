@@ -11,10 +11,10 @@ from fastapi.responses import Response
 
 from radixlm.base.env import HEALTH_CHECK_TIMEOUT_S, HEALTH_GENERATES
 from radixlm.base.errors import RequestError
+from radixlm.engine.intake import ServerIntake
 from radixlm.entrypoints.http.errors import error_body, json_response
 from radixlm.entrypoints.http.state import state_of
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -44,7 +44,7 @@ async def health(request: Request) -> Response:
     return _alive(intake)
 
 
-def _alive(intake: TokenizerManager) -> Response:
+def _alive(intake: ServerIntake) -> Response:
     """200, which says what memory is released: no token comes then, and nothing is wrong."""
     released = intake.occupation.released
     return json_response({"status": "released", "released": released}) if released else Response()
@@ -98,7 +98,7 @@ async def health_generate(request: Request) -> Response:
     return _unavailable(f"no token came within {limit_s:g} s")
 
 
-def why_not_ready(intake: TokenizerManager) -> str | None:
+def why_not_ready(intake: ServerIntake) -> str | None:
     """Why a request cannot be served now; None if it can."""
     if intake.failure is not None:
         return "the engine has failed"
@@ -116,7 +116,7 @@ def why_not_ready(intake: TokenizerManager) -> str | None:
     return None
 
 
-async def probe(intake: TokenizerManager, limit_s: float) -> bool:
+async def probe(intake: ServerIntake, limit_s: float) -> bool:
     """Send one token through the model; True as soon as any token has come."""
     began_s = time.monotonic()
     generates = intake.facts.is_generation

@@ -18,8 +18,8 @@ from radixlm.entrypoints.http import ui
 from radixlm.entrypoints.http.errors import is_anthropic, json_response
 from radixlm.entrypoints.http.resume import known_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.intake.adapters import Loaded
-from radixlm.observe.kv_event_options import server_facts as kv_events_facts
+from radixlm.kv_events.options import server_facts as kv_events_facts
+from radixlm.lora.registry import Loaded
 from radixlm.text.chat import prompt_digest
 from radixlm.wire.replies import DraftTotals, LoadReport
 

@@ -21,8 +21,8 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Objects, Strings
-from radixlm.intake.tensor_spool import FIELD, HANDLES, TensorSpool, read_handles
-from radixlm.intake.weights import WeightsOutcome
+from radixlm.weight_updates.registry import WeightsOutcome
+from radixlm.weight_updates.tensor_spool import FIELD, HANDLES, TensorSpool, read_handles
 
 router = APIRouter(tags=["admin"])
 GROUP = "weight_update_group"

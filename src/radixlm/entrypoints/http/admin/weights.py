@@ -18,7 +18,7 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body
 from radixlm.hub.locate import Wanted
-from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
 
 router = APIRouter(tags=["admin"])
 

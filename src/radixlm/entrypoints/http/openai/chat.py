@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from radixlm.continuation.stream_journal import draw_hex, draw_time
 from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.off_loop import off_loop_of
@@ -37,7 +38,6 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.response import finish_reason as native_reason
 from radixlm.entrypoints.native.response import last_hidden, spec_fields
 from radixlm.intake.records import Output
-from radixlm.intake.stream_journal import draw_hex, draw_time
 from radixlm.text.tools.base import ToolCallDelta
 
 router = APIRouter(tags=["openai"])

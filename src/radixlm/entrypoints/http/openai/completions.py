@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.continuation.stream_journal import draw_hex, draw_time
 from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body, off_loop_of
@@ -51,7 +52,6 @@ from radixlm.entrypoints.request_model import of_prompt
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
-from radixlm.intake.stream_journal import draw_hex, draw_time
 from radixlm.multimodal.features import float_rows
 from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.continuation.stream_journal import draws
 from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.custom_tools import read_custom_tools
@@ -39,7 +40,6 @@ from radixlm.entrypoints.media import MediaSource, sources_of, with_options
 from radixlm.entrypoints.reasoning import make_strict
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.stream_journal import draws
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.text.chat import ChatTemplate
 from radixlm.text.reasoning import registry as reasoning

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from radixlm.continuation.stream_journal import draw_hex, draw_time
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import Responses
@@ -14,7 +15,6 @@ from radixlm.entrypoints.http.responses.routes import complete
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest, listed_items, message_of
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
-from radixlm.intake.stream_journal import draw_hex, draw_time
 
 router = APIRouter(tags=["responses"])
 

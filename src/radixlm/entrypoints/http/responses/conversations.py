@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import NotFound
+from radixlm.continuation.stream_journal import draw_hex
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import Responses
@@ -20,7 +21,6 @@ from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Metadata, Objects
 from radixlm.intake.identity import identity
-from radixlm.intake.stream_journal import draw_hex
 
 router = APIRouter(tags=["responses"])
 

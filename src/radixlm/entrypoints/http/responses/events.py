@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import RadixError
+from radixlm.continuation.stream_journal import draw_hex, draw_time
 from radixlm.entrypoints.http.errors import body_of
 from radixlm.entrypoints.http.openai.conversation import ChatSession, Delta
 from radixlm.entrypoints.http.openai.custom_tools import input_of
@@ -15,7 +16,6 @@ from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox
 from radixlm.intake.records import Output
-from radixlm.intake.stream_journal import draw_hex, draw_time
 
 Event = dict[str, Any]
 _ARGUMENTS = {

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.continuation.stream_journal import draw_hex
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
@@ -24,7 +25,6 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
-from radixlm.intake.stream_journal import draw_hex
 from radixlm.wire.sampling_params import parameter_names
 
 _INCLUDE = frozenset(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.continuation.stream_journal import current_journal, draw_hex
 from radixlm.entrypoints.http.responses.demo_tools import demo_servers
 from radixlm.entrypoints.http.responses.tool_servers import (
     Connection,
@@ -17,7 +18,6 @@ from radixlm.entrypoints.http.responses.tool_servers import (
     ToolServer,
     addresses,
 )
-from radixlm.intake.stream_journal import current_journal, draw_hex
 from radixlm.wire.unknown import note_warning
 
 # OpenAI's built-in tools -> the label of the server that runs them, as in the reference

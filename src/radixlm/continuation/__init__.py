@@ -1,0 +1,1 @@
+"""Requests that go on from earlier ones."""

@@ -1,0 +1,74 @@
+"""TensorControls: operators' commands that concern tensors: memory in use, weights, profiles."""
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from torch import Tensor
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.engine.profile import Profiler
+
+
+class TensorControls:
+    """Commands that the scheduler passes to the executor. ``weight`` returns a parameter by its
+    name in the checkpoint, None if there is none of that name."""
+
+    def __init__(
+        self,
+        weight: Callable[[str], Tensor | None],
+        weight_bytes: int,
+        kv_bytes: int,
+        token_capacity: int,
+        profiler: Profiler,
+        waited_s: Callable[[], float] = float,
+    ) -> None:
+        """``waited_s``: seconds that this rank has waited for others since the last call."""
+        self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
+        self._waited_s = 0.0
+        self._pool_bytes: Callable[[], int] | None = None
+        self._memory: dict[str, float] = {
+            "weight": round(weight_bytes / 2**30, 3),
+            "kvcache": round(kv_bytes / 2**30, 3),
+            "token_capacity": token_capacity,
+            "graph": 0,
+        }
+
+    def note_graphs(self, num_bytes: int) -> None:
+        """Set the memory that the recorded graphs use."""
+        self._memory["graph"] = round(max(0, num_bytes) / 2**30, 3)
+
+    def note_mapped(self, num_bytes: int) -> None:
+        """Set the bytes of weights that lie in a mapped file, part of ``weight``."""
+        self._memory["weight_mapped"] = round(num_bytes / 2**30, 3)
+
+    def note_pools(self, resident_bytes: Callable[[], int]) -> None:
+        """Set what tells how much of ``kvcache`` is in memory."""
+        self._pool_bytes = resident_bytes
+
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        return {
+            "memory_usage": self._memory_usage,
+            "weights_by_name": self._weights_by_name,
+            "start_profile": self._profiler.start,
+            "stop_profile": self._profiler.stop,
+        }
+
+    def _memory_usage(self, args: dict[str, Any]) -> dict[str, Any]:
+        self._waited_s += self._take_waited_s()
+        info = psutil.Process().memory_info()
+        # of ``rss_bytes``, what is in files and shared memory; Linux alone tells it
+        own = {"rss_bytes": info.rss, "rss_shared_bytes": getattr(info, "shared", 0)}
+        # half a millisecond for each GB of the pools
+        if self._pool_bytes is not None and not args.get("is_brief"):
+            own["kvcache_resident_bytes"] = self._pool_bytes()
+        return {**self._memory, **own, "wait_seconds": self._waited_s}
+
+    def _weights_by_name(self, args: dict[str, Any]) -> Any:
+        """The first ``truncate_size`` rows of a parameter, as nested lists."""
+        name = str(args.get("name"))
+        rows = max(0, int(args.get("truncate_size") or 100))
+        weight = self._weight(name)
+        if weight is None:
+            raise InvalidRequest(f"name: the model has no parameter {name!r}", param="name")
+        return weight[:rows].float().tolist()

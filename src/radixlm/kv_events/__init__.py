@@ -1,0 +1,1 @@
+"""Changes of the prefix cache as events for others, over ZMQ."""

@@ -1,0 +1,1 @@
+"""What requests and steps went through, for the page at /ui and for traces."""

@@ -1,0 +1,1 @@
+"""The media of prompts: their encoders run in steps, their outputs are kept."""

@@ -1,0 +1,1 @@
+"""Executors of replicas of several ranks: plans on their way, pipeline stages, attention groups."""

@@ -1,0 +1,1 @@
+"""Drafters on the device: draft models, and heads that read the target's hidden states."""

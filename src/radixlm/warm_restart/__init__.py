@@ -1,0 +1,1 @@
+"""What of the KV cache is whole after an engine has died."""
