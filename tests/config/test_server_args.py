@@ -44,4 +44,6 @@ def test_as_a_dataclass_it_has_what_was_set() -> None:
     assert radixlm.ServerArgs(**values).moe_a2a_backend == "deepep"
     assert dataclasses.replace(args, tp_size=4).given() == values | {"tp_size": 4}
     assert dataclasses.is_dataclass(radixlm.ServerArgs)
-    assert {"model_path", "page_size"} < {field.name for field in dataclasses.fields(args.__class__)}
+    assert {"model_path", "page_size"} < {
+        field.name for field in dataclasses.fields(args.__class__)
+    }

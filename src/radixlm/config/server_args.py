@@ -15,8 +15,9 @@ from radixlm.config.server_config import ServerConfig, flat
 
 @cache
 def _all_fields() -> dict[str, Any]:
-    options_ = [(name, Any, dataclasses.field(default=None)) for name in (*options(), *DEPRECATED)]
-    return dict(dataclasses.make_dataclass("Options", options_).__dataclass_fields__)
+    names = [(name, Any, dataclasses.field(default=None)) for name in (*options(), *DEPRECATED)]
+    made: Any = dataclasses.make_dataclass("Options", names)
+    return {field.name: field for field in dataclasses.fields(made)}
 
 
 class _Fields:
