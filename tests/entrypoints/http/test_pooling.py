@@ -276,8 +276,21 @@ async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: Scripted
     ):
         got = await pooled.post("/v1/embeddings", **body)
         assert got.status_code == 400 and got.json()["error"]["param"] == param, (body, got.text)
-    raw = await pooled.post("/pooling", input="hi", use_activation=False)
-    assert raw.json()["error"]["param"] == "use_activation"
+
+
+@pytest.mark.parametrize(("path", "name"), [("/pooling", "data"), ("/v1/embeddings", "embedding")])
+async def test_vectors_are_normalized_or_not_as_asked(
+    pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    refused = await pooled.post(path, input="hi", use_activation=False)
+    assert refused.json()["error"]["param"] == "use_activation"
+    monkeypatch.setattr(pooled.state.info.decoder, "pool", Pool())
+    vectors = [
+        (await pooled.post(path, input="hi", use_activation=asked)).json()["data"][0][name]
+        for asked in (None, False, True)
+    ]
+    assert vectors[0] == vectors[1] and math.hypot(*vectors[0]) > 1
+    assert vectors[2] == pytest.approx([x / math.hypot(*vectors[0]) for x in vectors[0]])
 
 
 async def test_texts_may_come_without_special_tokens(
