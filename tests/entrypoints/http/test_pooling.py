@@ -351,6 +351,21 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert bad.json()["error"]["param"] == "label_token_ids"
 
 
+async def test_generative_scores_are_of_the_first_label(server: ScriptedServer) -> None:
+    body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
+    got = (await server.post("/generative_scoring", **body)).json()
+    assert got["object"] == "list" and got["id"].startswith("generative-scoring-")
+    assert [(one["index"], one["object"]) for one in got["data"]] == [(0, "score"), (1, "score")]
+    assert got["data"][0]["score"] == pytest.approx(1 / (1 + math.e))
+    usage = got["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 2 and usage["completion_tokens"] == 2
+    plain = (await server.post("/generative_scoring", **body, apply_softmax=False)).json()
+    assert plain["data"][1]["score"] == pytest.approx(math.exp(-2))
+    for wrong in ({"items": []}, {"label_token_ids": []}, {"label_token_ids": [10**9]}):
+        refused = await server.post("/generative_scoring", **body | wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
+
+
 async def test_a_score_head_reads_query_and_item_one_after_the_other(
     pooled: ScriptedServer,
 ) -> None:
