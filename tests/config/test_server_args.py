@@ -43,6 +43,8 @@ def test_as_a_dataclass_it_has_what_was_set() -> None:
     assert values == {"model_path": "m", "tp_size": 2, "enable_deepep_moe": True}
     assert radixlm.ServerArgs(**values).moe_a2a_backend == "deepep"
     assert dataclasses.replace(args, tp_size=4).given() == values | {"tp_size": 4}
+    others = {"tp": 2, "attn_cp_size": None}  # an alias, and a name that has no effect
+    assert dataclasses.asdict(radixlm.ServerArgs(**others)) == others
     assert dataclasses.is_dataclass(radixlm.ServerArgs)
     assert {"model_path", "page_size"} < {
         field.name for field in dataclasses.fields(args.__class__)

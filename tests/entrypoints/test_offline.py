@@ -217,6 +217,32 @@ def test_an_engine_that_nobody_holds_ends() -> None:
             assert not thread.is_alive()
 
 
+ENDS = """
+import threading
+from radixlm.entrypoints import offline
+class Fake(offline.Engine):
+    def __init__(self, name):
+        self.name, self._is_shut = name, False
+        self._thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        self._thread.start()
+        offline._engines.add(self)
+    def shutdown(self):
+        self._is_shut = True
+        if self.name == "dropped":
+            threading.main_thread().join()
+        print(self.name)
+kept = Fake("kept")
+dropped = Fake("dropped")
+del dropped
+"""
+
+
+def test_the_end_of_a_program_shuts_its_engines() -> None:
+    command = [sys.executable, "-c", ENDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["dropped", "kept"] and not done.stderr
+
+
 def test_shutdown_ends_the_calls_that_run() -> None:
     engine = radixlm.Engine(max_total_tokens=16_384)
     events = engine.generate("hello", LONG, stream=True)

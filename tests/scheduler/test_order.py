@@ -203,6 +203,22 @@ def test_a_full_queue_refuses() -> None:
     assert bench.finish["w0"].kind in ("length", "stop")
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_requests_that_find_free_slots_do_not_fill_the_queue(is_paused: bool) -> None:
+    bench, _ = _bench(max_running=3, max_queued=2)
+    bench.scheduler.is_paused = is_paused
+    for i in range(7):
+        bench.submit(f"r{i}", [1, 2, i + 1], 50, ignore_eos=True)
+    bench.tick()
+    bench.submit("later", [1, 2], 1)
+    bench.tick()
+    refused = {name for name, finish in bench.finish.items() if finish.kind == "error"}
+    first = 2 if is_paused else 5
+    assert refused == {"later", *(f"r{i}" for i in range(first, 7))}
+    bench.scheduler.is_paused = False
+    bench.run()
+
+
 def test_a_full_queue_keeps_the_higher_priorities() -> None:
     bench, _ = _bench(max_running=1, max_queued=2, priorities=True, preemption_threshold=100)
     bench.submit("runs", [1, 2], 10, ignore_eos=True)

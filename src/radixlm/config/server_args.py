@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -14,17 +15,18 @@ from radixlm.config.server_config import ServerConfig, flat
 
 
 @cache
-def _all_fields() -> dict[str, Any]:
-    options_ = [(name, Any, dataclasses.field(default=None)) for name in (*options(), *DEPRECATED)]
-    return dict(dataclasses.make_dataclass("Options", options_).__dataclass_fields__)
+def _field(name: str) -> Any:
+    (template,) = dataclasses.fields(dataclasses.make_dataclass("Option", ["option"]))
+    field: Any = copy(template)
+    field.name = name
+    return field
 
 
 class _Fields:
     """``__dataclass_fields__``: of an object those that were set, of the class all."""
 
     def __get__(self, args: ServerArgs | None, owner: type) -> dict[str, Any]:
-        known = _all_fields()
-        return known if args is None else {name: known[name] for name in args.given()}
+        return {name: _field(name) for name in (options() if args is None else args.given())}
 
 
 class ServerArgs:

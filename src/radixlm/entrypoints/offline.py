@@ -7,6 +7,7 @@ own; every method may be called from any thread.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
+from weakref import WeakSet
 
 from tqdm import tqdm
 
@@ -48,6 +50,7 @@ No: TypeAlias = Literal[False]
 Yes: TypeAlias = Literal[True]
 LONG_BATCH = 16
 STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
+_engines: WeakSet[Engine] = WeakSet()  # that run
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
@@ -81,6 +84,7 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
         self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
         self._thread.start()
         self._is_shut = False
+        _engines.add(self)
         self._tracer: Any = None  # with --enable-trace
         self._calls: Any = None
         self._sessions = Sessions(self.tokenizer)
@@ -455,15 +459,24 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
 
     def __del__(self) -> None:
         """An engine that nobody holds ends in a thread of its own: a collection may be in any one,
-        the engine's too. A forked process has the object, but not its threads."""
+        the engine's too. The end of the program waits for it. A forked process has the object, but
+        not its threads."""
         if not self._is_shut and self._thread.is_alive() and not sys.is_finalizing():
-            threading.Thread(target=self.shutdown, daemon=True).start()
+            threading.Thread(target=self.shutdown).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
+
+
+@atexit.register
+def _shut_all() -> None:
+    """Threads that still compute when the interpreter ends would abort the process."""
+    for engine in tuple(_engines):
+        if engine._thread.is_alive():  # a forked process has none
+            engine.shutdown()
 
 
 def _chat_values(messages: str | list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class Scheduler:
         self._rate_start = (clock(), 0)
         self._throughput = 0.0
         self._step_log = StepLog(limits, clock())
+        self._num_waited = 0  # requests that the last plan left in the queue
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
@@ -227,6 +228,7 @@ class Scheduler:
     # ---- messages --------------------------------------------------------------------------
 
     def _receive(self, timeout_s: float) -> None:
+        self._num_waited = len(self.queue)
         for message in self.channel.receive(timeout_s):
             if isinstance(message, TokenizedRequest):
                 self._add_request(message)
@@ -288,10 +290,9 @@ class Scheduler:
         request.share_limit = min(limits, default=UNLIMITED)
 
     def _why_refused(self, request: Request) -> RequestError | None:
-        max_queued = self.limits.max_queued
         refused = too_long(request, self.kv_manager)
         was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
-        if refused or was_running or max_queued is None or len(self.queue) < max_queued:
+        if refused or was_running or not self._is_queue_full():
             return refused
         retry_after_s = self.retry_after_s()
         outranked = self.queue.outranked_by(request)
@@ -300,6 +301,15 @@ class Scheduler:
         message = "The request is aborted by a higher priority request."
         self._refuse(outranked, QueueFull(message, retry_after_s=retry_after_s))
         return None
+
+    def _is_queue_full(self) -> bool:
+        """Requests that come together and find free slots at once do not wait."""
+        most = self.limits.max_queued
+        if most is None:
+            return False
+        if not self._num_waited and not self.is_held:
+            most += max(0, self.limits.max_running - len(self.planner.running))
+        return len(self.queue) >= most
 
     def _call_arrive_hooks(self, request: Request) -> RadixError | None:
         """Tell the features about a request; the error of one that refuses it. Any other exception

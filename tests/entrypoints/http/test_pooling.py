@@ -276,8 +276,21 @@ async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: Scripted
     ):
         got = await pooled.post("/v1/embeddings", **body)
         assert got.status_code == 400 and got.json()["error"]["param"] == param, (body, got.text)
-    raw = await pooled.post("/pooling", input="hi", use_activation=False)
-    assert raw.json()["error"]["param"] == "use_activation"
+
+
+@pytest.mark.parametrize(("path", "name"), [("/pooling", "data"), ("/v1/embeddings", "embedding")])
+async def test_vectors_are_normalized_or_not_as_asked(
+    pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    refused = await pooled.post(path, input="hi", use_activation=False)
+    assert refused.json()["error"]["param"] == "use_activation"
+    monkeypatch.setattr(pooled.state.info.decoder, "pool", Pool())
+    vectors = [
+        (await pooled.post(path, input="hi", use_activation=asked)).json()["data"][0][name]
+        for asked in (None, False, True)
+    ]
+    assert vectors[0] == vectors[1] and math.hypot(*vectors[0]) > 1
+    assert vectors[2] == pytest.approx([x / math.hypot(*vectors[0]) for x in vectors[0]])
 
 
 async def test_texts_may_come_without_special_tokens(
@@ -336,6 +349,21 @@ async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) ->
     assert mixed.json()["error"]["param"] == "items"
     bad = await server.post("/v1/score", query="q", items="a", label_token_ids=[10**9])
     assert bad.json()["error"]["param"] == "label_token_ids"
+
+
+async def test_generative_scores_are_of_the_first_label(server: ScriptedServer) -> None:
+    body: dict[str, Any] = {"query": "q ", "items": ["a", "b"], "label_token_ids": [2, 1]}
+    got = (await server.post("/generative_scoring", **body)).json()
+    assert got["object"] == "list" and got["id"].startswith("generative-scoring-")
+    assert [(one["index"], one["object"]) for one in got["data"]] == [(0, "score"), (1, "score")]
+    assert got["data"][0]["score"] == pytest.approx(1 / (1 + math.e))
+    usage = got["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 2 and usage["completion_tokens"] == 2
+    plain = (await server.post("/generative_scoring", **body, apply_softmax=False)).json()
+    assert plain["data"][1]["score"] == pytest.approx(math.exp(-2))
+    for wrong in ({"items": []}, {"label_token_ids": []}, {"label_token_ids": [10**9]}):
+        refused = await server.post("/generative_scoring", **body | wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(wrong)))
 
 
 async def test_a_score_head_reads_query_and_item_one_after_the_other(

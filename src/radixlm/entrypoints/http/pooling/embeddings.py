@@ -30,6 +30,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     Prompt,
     as_prompts,
     checked_limit,
+    normalized,
     pool,
     pool_of,
     probabilities,
@@ -77,7 +78,8 @@ class Pooled(Conversation):
 @with_fields("embeddings")
 class EmbeddingRequest(Pooled):
     """POST /v1/embeddings: of ``input``, or of vLLM's ``messages``, a conversation. ``embed_dtype``
-    and ``endianness`` of vLLM: the numbers of base64 and bytes."""
+    and ``endianness`` of vLLM: the numbers of base64 and bytes. ``use_activation``: whether vectors
+    are normalized; what the model does itself unless given."""
 
     input: str | Ints | Strings | list[Ints] | list[TextInput] | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
@@ -85,6 +87,7 @@ class EmbeddingRequest(Pooled):
     prompt_name: str | None = None
     embed_dtype: NumberFormat | None = None
     endianness: ByteOrder | None = None
+    use_activation: bool | None = None
     embed_override_token_id: int | None = None
     embed_overrides: VectorsOfInputs | None = None
 
@@ -94,7 +97,6 @@ class PoolingRequest(EmbeddingRequest):
     ``use_activation`` false its scores)."""
 
     task: Literal["embed", "classify", "score"] | None = None
-    use_activation: bool | None = None
 
 
 class ClassifyRequest(Pooled):
@@ -154,9 +156,6 @@ async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str,
     gives = "classify" if pool_of(state).gives == "scores" else "embed"
     if body.task is not None and (body.task == "embed") != (gives == "embed"):
         raise InvalidRequest(f"task: this model does {gives}", "task")
-    if gives == "embed" and body.use_activation is False and pool_of(state).after == "unit":
-        message = "use_activation: this model's vectors are normalized, others are not kept"
-        raise InvalidRequest(message, "use_activation")
     activates = gives == "classify" and body.use_activation is not False
     answer = await answer_embeddings(state, body, activates)
     data = [{"object": "pooling", "index": one["index"], "data": one["embedding"]}
@@ -170,11 +169,13 @@ async def answer_embeddings(
     """The whole answer, for bytes with floats. ``activates``: scores as probabilities."""
     reject_unsupported(body)
     model = state.check_model(body.model)
+    normalizes = _normalizes(state, body.use_activation)
     data = []
     results = await _pool(state, body, body.input, body.prompt_name)
     for index, one in enumerate(results):
         vector: Any = probabilities(state, one.vector) if activates else one.vector
         vector = truncate(state, vector, body.dimensions)
+        vector = normalized(vector) if normalizes else vector
         if body.encoding_format == "base64":
             vector = packed(vector, body.embed_dtype or "float32", body.endianness or "native")
         data.append({"object": "embedding", "index": index, "embedding": vector})
@@ -186,6 +187,17 @@ async def answer_embeddings(
         "model": model,
         "usage": prompt_usage(results),
     }
+
+
+def _normalizes(state: ServerState, is_asked: bool | None) -> bool:
+    """Whether vectors are to be normalized that the model leaves as they are."""
+    pool = pool_of(state)
+    if pool.gives == "scores" or is_asked is None:
+        return False
+    if not is_asked and pool.after == "unit":
+        message = "use_activation: this model's vectors are normalized, others are not kept"
+        raise InvalidRequest(message, "use_activation")
+    return is_asked and pool.after != "unit"
 
 
 async def _pool(

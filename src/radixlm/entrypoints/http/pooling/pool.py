@@ -305,10 +305,13 @@ def truncate(state: ServerState, vector: list[float], dimensions: int | None) ->
             f"dimensions: {dimensions} is more than the model's {len(vector)}", "dimensions"
         )
     short = vector[:dimensions]
-    if pool.after != "unit":
-        return short
-    length = math.hypot(*short) or 1.0
-    return [x / length for x in short]
+    return normalized(short) if pool.after == "unit" else short
+
+
+def normalized(vector: Sequence[float]) -> list[float]:
+    """The vector of length 1 in the same direction."""
+    length = math.hypot(*vector) or 1.0
+    return [x / length for x in vector]
 
 
 def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:

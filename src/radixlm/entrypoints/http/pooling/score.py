@@ -81,6 +81,17 @@ class ScoreRequest(Body):
     use_activation: bool | None = None
 
 
+class GenerativeScoringRequest(Body):
+    """POST /generative_scoring, vLLM's: ``label_token_ids`` after query + item, as /v1/score."""
+
+    query: str | Ints
+    items: Annotated[Strings | list[Ints], Field(min_length=1, max_length=MAX_INPUTS)]
+    label_token_ids: Annotated[Ints, Field(min_length=1, max_length=1024)]
+    apply_softmax: bool = True
+    item_first: bool = False
+    model: str | None = None
+
+
 # the names of both sides of vLLM's pairs
 _PAIRS = (
     ("text_1", "text_2"),
@@ -97,6 +108,34 @@ async def score(request: Request) -> Response:
     """Probabilities of label tokens after each item, or scores of each item or pair."""
     body = await read_body(request, ScoreRequest)
     return json_response(await cancel_on_disconnect(request, answer_score(state_of(request), body)))
+
+
+@router.post("/generative_scoring", openapi_extra=documented(GenerativeScoringRequest))
+async def generative_scoring(request: Request) -> Response:
+    """Probabilities of the first label token after each item, in the form of vLLM."""
+    body = await read_body(request, GenerativeScoringRequest)
+    answer = _answer_generative(state_of(request), body)
+    return json_response(await cancel_on_disconnect(request, answer))
+
+
+async def _answer_generative(state: ServerState, body: GenerativeScoringRequest) -> dict[str, Any]:
+    reject_unsupported(body)
+    model = state.check_model(body.model)
+    asked = ScoreRequest(**{name: getattr(body, name) for name in type(body).model_fields})
+    scores, usage, _ = await _of_tokens(state, asked, list(body.items))
+    prompt, count = usage["prompt_tokens"], len(scores)
+    return {
+        "id": f"generative-scoring-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [{"index": i, "object": "score", "score": s[0]} for i, s in enumerate(scores)],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": count,
+            "total_tokens": prompt + count,
+        },
+    }
 
 
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""``sglang.srt.managers``: the part that programs use."""
+"""``sglang.srt.entrypoints``: the part that programs use."""
