@@ -7,6 +7,7 @@ distances.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,7 @@ class ClippedConvolution(Module):
         """``read``: channels of what the tokens' weights are computed of, and heads; (0, 0): none
         of their own."""
         self._width, self._heads = width, read[1]
-        self._share = float(width * (2 if read[1] else 1) + 1) ** -0.5
+        self._share = 1 / math.sqrt(width * (2 if read[1] else 1) + 1)
         self.conv = ConvLayer(channels, width, False)
         if self._heads:
             self.by_token = context.plain_linear(read[0], self._heads * width)
