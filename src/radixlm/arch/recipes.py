@@ -264,6 +264,16 @@ class ZeroRows(Record):
         return cat([tensor[: self.at], zeros, tensor[self.at :]], 0)
 
 
+class JoinedTables(Record):
+    """A table of ``rows`` rows with the first row of another, which lies below it, added to each:
+    what a token looks up in both, where it looks up that row."""
+
+    rows: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor[: self.rows] + tensor[self.rows]
+
+
 def normalize_rows(tensor: Any, cat: Cat) -> Any:
     """Every row [in] divided by its length."""
     return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
