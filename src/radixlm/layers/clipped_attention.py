@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -115,6 +116,13 @@ class ClippedRelativeAttentionLayer(Module):
         self.site = site_of(self.spec.attention, self._pool, None)
         self._profiles = self._pack(self.profiles.take().T.contiguous(), None, "")
         self._q_scale, self._distance_scale = self.q_scale.take(), self.distance_scale.take()
+
+    def at(self, pool: tuple[int, int], row: int) -> ClippedRelativeAttentionLayer:
+        """This layer, once it is loaded, with another place in the cache and the state pool."""
+        other = copy(self)
+        other._pool, other._row = pool, row
+        other.site = site_of(self.spec.attention, pool, None)
+        return other
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""

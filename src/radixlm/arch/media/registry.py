@@ -97,6 +97,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
     "Inkling2ForConditionalGeneration": PLAIN,
+    "Inkling2LoopForConditionalGeneration": PLAIN,
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
     "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
