@@ -24,7 +24,7 @@ LAYER_BY_LAYER = {
     *("AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DogeForCausalLM"),
     *("Dots3NoteForCausalLM", "Glm5NextForCausalLM", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM"),
     *("InklingForCausalLM", "JetMoeForCausalLM", "MiniMaxM3VLForCausalLM", "RwkvForCausalLM"),
-    *("MistralLarge4ForCausalLM", "Inkling2ForCausalLM"),
+    *("MistralLarge4ForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM"),
     *("MuseSparkForConditionalGeneration", "Qwen4ExpForCausalLM", "ZayaForCausalLM"),
     *("Qwen4ExpForConditionalGeneration", "xLSTMForCausalLM"),
 }

@@ -26,6 +26,7 @@ CHECKPOINT = {
     "Apertus1p5TextForCausalLM": (5, 24),
     "LaraMiniForCausalLM": (5, 24),
     "Inkling2ForCausalLM": (5, 24),
+    "Inkling2LoopForCausalLM": (5, 24),
     "MistralLarge4ForCausalLM": (5, 24),
     "DoryForCausalLM": (5, 24),
 }

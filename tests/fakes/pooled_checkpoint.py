@@ -75,7 +75,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "EmbeddingGemma2Model": whole(EMBEDDING_GEMMA2, vision_config=None),
     "EmbeddingGemma2TextModel": EMBEDDING_GEMMA2,
     "ErnieModel": {},
-    "ErnieForSequenceClassification": {"num_labels": 3},
+    "ErnieForSequenceClassification": {"num_labels": 3, "use_task_id": True},
     "Data2VecTextModel": _PADDED,
     "Data2VecTextForSequenceClassification": _PADDED,
     "MegatronBertModel": {},
@@ -84,7 +84,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "RobertaPreLayerNormForSequenceClassification": {**_PADDED, "num_labels": 1},
     "RemBertModel": {"input_embedding_size": 32},
     "RemBertForSequenceClassification": {"input_embedding_size": 64},
-    "EuroBertModel": {"num_key_value_heads": 2},
+    "EuroBertModel": {"num_key_value_heads": 2, "mlp_bias": True},
     "EuroBertForSequenceClassification": {"num_key_value_heads": 2},
 }
 _FEW = {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}

@@ -177,6 +177,16 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "InklingForCausalLM": {**_SHAPE, **_INKLING},
     "Inkling2ForCausalLM": {**_SHAPE, **_INKLING2},
+    "Inkling2LoopForCausalLM": {
+        **_SHAPE,
+        **_INKLING2,
+        "num_hidden_layers": 7,
+        "layer_types": ["hybrid_sliding", *["hybrid", "hybrid_sliding"] * 3],
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 6,
+        "loop_num_passes": 3,
+        "loop_gate_rank": 5,
+    },
     "Qwen4ExpForCausalLM": _QWEN4,
     "Qwen4ExpForConditionalGeneration": whole(
         {**_QWEN4, "num_hidden_layers": 3},

@@ -121,17 +121,21 @@ def inkling() -> Tiny:
     return Tiny(config, whole, "<|unused_200054|>")
 
 
-def inkling2() -> Tiny:
+def inkling2(kind: str = "Inkling2") -> Tiny:
     tok = tokenizer("<|unused_200054|>", "<|content_image|>")
     encoder = {
         "patch_size": 7, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "posemb_grid_size": 4, "projection_hidden_dim": 48, "text_hidden_size": 64,
     }  # fmt: skip
-    config = tf.Inkling2Config(
-        vision_config=encoder, text_config=held("Inkling2ForCausalLM"), image_token_id=257,
+    config = getattr(tf, f"{kind}Config")(
+        vision_config=encoder, text_config=held(f"{kind}ForCausalLM"), image_token_id=257,
     )  # fmt: skip
     reader = quick_images("Inkling2", size={"height": 14, "width": 14})
     return Tiny(config, tf.Inkling2Processor(reader, tok), "<|unused_200054|>")
+
+
+def inkling2_loop() -> Tiny:
+    return inkling2("Inkling2Loop")
 
 
 def mistral_large4() -> Tiny:
@@ -148,7 +152,16 @@ def mistral_large4() -> Tiny:
 
 NEWEST: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
-    for made in (minimax_m3, glm5_next, dots3_note, hy_v4_vl, inkling, inkling2, mistral_large4)
+    for made in (
+        minimax_m3,
+        glm5_next,
+        dots3_note,
+        hy_v4_vl,
+        inkling,
+        inkling2,
+        inkling2_loop,
+        mistral_large4,
+    )
 }
 # their processors need an optional package
 NEWEST_NEEDS = {"inkling": "scipy"}

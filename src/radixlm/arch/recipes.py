@@ -264,6 +264,26 @@ class ZeroRows(Record):
         return cat([tensor[: self.at], zeros, tensor[self.at :]], 0)
 
 
+def message_queries(tensor: Any, cat: Cat) -> Any:
+    """[layers, 4, in] -> rows; or of rows of queries and feed-forwards of each layer, above those
+    of keys and values: queries, keys, values, feed-forwards of each layer."""
+    if tensor.ndim == 3:
+        return tensor.reshape(-1, tensor.shape[-1])
+    half = tensor.shape[0] // 2
+    places = [(at, half + at, half + at + 1, at + 1) for at in range(0, half, 2)]
+    return cat([tensor[at : at + 1] for layer in places for at in layer], 0)
+
+
+class JoinedTables(Record):
+    """A table of ``rows`` rows with the first row of another, which lies below it, added to each:
+    what a token looks up in both, where it looks up that row."""
+
+    rows: int
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor[: self.rows] + tensor[self.rows]
+
+
 def normalize_rows(tensor: Any, cat: Cat) -> Any:
     """Every row [in] divided by its length."""
     return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)

@@ -974,6 +974,35 @@ class HeadLayer(Record):
     bias: bool = False
 
 
+class MessageLoop(Record):
+    """The layers [``first``, ``end``) of a checkpoint run ``passes`` times (Inkling 2 Mini), each
+    time on the residual before the first of them. ``Decoder.blocks`` lists the blocks of all
+    passes. From the second pass on, what a layer's queries, keys, values and feed-forward read is
+    mixed with messages: averages of the pass before, as of ``Decoder.residual_sums``, by gates of
+    ``rank`` channels."""
+
+    first: int
+    end: int
+    passes: int
+    rank: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.first
+
+    def stored(self, block: int) -> int:
+        """The checkpoint's layer of a block."""
+        repeated = (self.passes - 1) * self.size
+        if block < self.end:
+            return block
+        behind = block - self.end
+        return self.first + behind % self.size if behind < repeated else block - repeated
+
+    def is_repeated(self, block: int) -> bool:
+        """Whether an earlier block has the same weights."""
+        return 0 <= block - self.end < (self.passes - 1) * self.size
+
+
 class Decoder(Record):
     """A language model; with ``pool`` an embedding, classification or reward model, with
     ``encoder`` a bidirectional one."""
@@ -1007,6 +1036,7 @@ class Decoder(Record):
     # blocks whose branches are summed apart: each branch reads an average of the finished sums and
     # of the present one, weighed by a learned query (attention residuals, arXiv:2603.15031)
     residual_sums: int = 0
+    message_loop: MessageLoop | None = None
     add_media_embeds: bool = False  # media embeddings are added to those of the placeholder tokens
     # layers after which further media embeddings are added, in order (DeepStack); () = the first
     deep_layers: tuple[int, ...] = ()

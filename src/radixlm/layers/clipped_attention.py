@@ -7,7 +7,9 @@ distances.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ class ClippedConvolution(Module):
         """``read``: channels of what the tokens' weights are computed of, and heads; (0, 0): none
         of their own."""
         self._width, self._heads = width, read[1]
-        self._share = float(width * (2 if read[1] else 1) + 1) ** -0.5
+        self._share = 1 / math.sqrt(width * (2 if read[1] else 1) + 1)
         self.conv = ConvLayer(channels, width, False)
         if self._heads:
             self.by_token = context.plain_linear(read[0], self._heads * width)
@@ -114,6 +116,13 @@ class ClippedRelativeAttentionLayer(Module):
         self.site = site_of(self.spec.attention, self._pool, None)
         self._profiles = self._pack(self.profiles.take().T.contiguous(), None, "")
         self._q_scale, self._distance_scale = self.q_scale.take(), self.distance_scale.take()
+
+    def at(self, pool: tuple[int, int], row: int) -> ClippedRelativeAttentionLayer:
+        """This layer, once it is loaded, with another place in the cache and the state pool."""
+        other = copy(self)
+        other._pool, other._row = pool, row
+        other.site = site_of(self.spec.attention, pool, None)
+        return other
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""

@@ -37,7 +37,12 @@ from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import CutLinear, cut_table
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
 from radixlm.layers.residual import added
-from radixlm.layers.residual_sums import SummingBlock, SumReader
+from radixlm.layers.residual_sums import (
+    MessageReader,
+    RepeatedBlock,
+    SummingBlock,
+    SumReader,
+)
 from radixlm.layers.rope import LearnedFrequencies, RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.handed_rows import HandedRows
@@ -204,6 +209,8 @@ class DecoderModel(Module):
             self.streams = GatedHyperConnectionEnds(decoder.gated_streams, dim, context)
         if decoder.residual_sums and self.stage.is_last:
             self.sums_end = SumReader(dim)
+        if decoder.message_loop is not None:
+            self.messages = MessageReader(dim, decoder.message_loop.size)
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(decoder.blocks)
             if self.stage.is_first:
@@ -223,9 +230,10 @@ class DecoderModel(Module):
             return SharedBlockCaller(spec, dim, context, state)
         if decoder.altup is not None:
             return AltUpBlock(spec, decoder.altup, layer, dim, context, rope, place)
+        if decoder.message_loop is not None and decoder.message_loop.is_repeated(layer):
+            return RepeatedBlock(spec, place, state)
         if decoder.residual_sums:
-            size = decoder.residual_sums
-            return SummingBlock(spec, size, layer, dim, context, place, state)
+            return SummingBlock(decoder, layer, context, place, state)
         if decoder.gated_streams is not None:
             gated = decoder.gated_streams
             return GatedHyperConnectionBlock(spec, gated, dim, context, rope, place, state)
@@ -253,6 +261,10 @@ class DecoderModel(Module):
             asks = self.decoder.blocks[layer].shared_block
             if asks is not None and isinstance(block, SharedBlockCaller):
                 block.bind(self.banks[asks.bank].make_call(asks.call, self._places[layer]))
+            if self.decoder.message_loop is not None and isinstance(block, RepeatedBlock):
+                first = self.blocks[self.decoder.message_loop.stored(layer)]
+                assert isinstance(first, SummingBlock)
+                block.bind(first, self.messages)
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None

@@ -83,7 +83,7 @@ def stage_of(decoder: Decoder, ranks: Ranks, costs: Callable[[], Sequence[float]
 def possible_cuts(decoder: Decoder) -> list[int]:
     """The layers before which a stage may begin: not between a layer and one that reads its keys
     and values."""
-    if decoder.cycles is not None:  # its layers run several times, in turns
+    if (decoder.cycles or decoder.message_loop) is not None:  # layers run several times, in turns
         return []
     layers = range(len(decoder.blocks))
     shared = [(source_of(decoder, n), n) for n in layers if decoder.blocks[n].attention is not None]

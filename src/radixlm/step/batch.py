@@ -168,6 +168,8 @@ class LayerScratch:
     router_TR       the hidden state of the last router, for the next of a chain
     deferred_TD     the output of a mixture of experts that is added a block later
     sums_TND        finished sums of branches, which later blocks read (Decoder.residual_sums)
+    loop_start      the residual and the finished sums before a loop of layers (MessageLoop)
+    loop_read       the same of the pass before, of which layers read messages
     chosen_tokens   tokens that the last indexer has chosen, by first row of a query chunk
     latents         rows [T, L + R] that layers keep for later ones, by the rotated channels R
     """
@@ -177,6 +179,8 @@ class LayerScratch:
     router_TR: Tensor | None = None
     deferred_TD: Tensor | None = None
     sums_TND: Tensor | None = None
+    loop_start: tuple[Tensor, Tensor] | None = None
+    loop_read: tuple[Tensor, Tensor] | None = None
     chosen_tokens: dict[int, Tensor] = field(default_factory=dict)
     latents: dict[int, Tensor] = field(default_factory=dict)
 

@@ -145,6 +145,8 @@ class WeightsMapper:
         if cycles is not None and layer >= 0:
             stack, layer = divmod(layer, cycles.size)
             template = template.replace("{stack}", cycles.stacks[stack])
+        if self._decoder.message_loop is not None and layer >= 0:
+            layer = self._decoder.message_loop.stored(layer)
         name = template.replace("{i}", str(layer)).replace("{e}", str(expert))
         name = name.replace("{past}", str(num_experts + expert))
         name = name.replace("{half}", str(layer // 2)).replace("{odd}", str(layer % 2))

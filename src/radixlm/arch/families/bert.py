@@ -7,7 +7,8 @@ from typing import Any
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import activation, attention, build_decoder, head_dim, mlp
 from radixlm.arch.families.pools import pooled, vectors
-from radixlm.arch.names import AnyOf, Name, Names
+from radixlm.arch.names import AnyOf, Name, Named, Names
+from radixlm.arch.recipes import JoinedTables
 from radixlm.arch.spec import Attention, Decoder, Dense, Disentangled, Encoder, Mlp, Norm, Pool
 from radixlm.base.record import replace
 
@@ -178,8 +179,13 @@ def deberta(c: Config) -> Decoder:
 
 
 def ernie(c: Config) -> Decoder:
-    c.refuse("use_task_id", False)
-    return bert_like(c, "ernie")
+    """Texts are of task 0."""
+    decoder = bert_like(c, "ernie")
+    if not c.get("use_task_id"):
+        return decoder
+    tables = tuple(f"ernie.embeddings.{one}_type_embeddings" for one in ("token", "task"))
+    types = Named(tables, JoinedTables(c.type_vocab_size))
+    return replace(decoder, names={**decoder.names, "types": types})
 
 
 def data2vec(c: Config) -> Decoder:

@@ -128,7 +128,8 @@ def rope(
     if dim <= 0 or dim % 2 or dim > head_dim:
         raise c.error("rope_parameters", f"rotate {dim} of {head_dim} channels; must be even")
     sections = p.get("mrope_section") or ()
-    if sections and (len(sections) != 3 or sum(sections) != dim // 2):
+    is_dealt = bool(p.get("mrope_interleaved"))  # then longer sections are cut
+    if sections and (len(sections) != 3 or (not is_dealt and sum(sections) != dim // 2)):
         raise c.error(
             "rope_parameters", f"mrope_section {sections!r} must be 3 parts of {dim // 2}"
         )
@@ -138,7 +139,7 @@ def rope(
         _scaling(c, p, dim),
         interleaved,
         mrope_sections=tuple(sections),
-        mrope_interleaved=bool(p.get("mrope_interleaved")),
+        mrope_interleaved=is_dealt,
     )
 
 

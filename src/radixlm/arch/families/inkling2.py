@@ -11,7 +11,13 @@ from radixlm.arch.families.conv_attention import inkling_config, spoken
 from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.families.sparse_attention import positive
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import FirstRows, distances_to_taps, interleaved_middle
+from radixlm.arch.recipes import (
+    FirstRows,
+    distances_to_taps,
+    interleaved_middle,
+    message_queries,
+)
+from radixlm.base.record import replace
 
 _LLM, _SUMS = "model.llm.", "model.llm.attn_res."
 _HERE, _THERE = LAYER + "self_attn.", _LLM + "layers.{i}.attn."
@@ -78,6 +84,23 @@ def _names(c: Config) -> Names:
     }
 
 
+def _messages() -> Names:
+    """Of a loop: its gates, and the queries of its layers' messages."""
+    ways = {"down": "down_proj", "forget": "forget_gate_proj", "gain": "message_gate_proj"}
+    gates = {
+        f"gates.{number}.{way}": _layer(
+            f"{part}_message_gate.{here}", f"controllers.{stored}.{way}_weight"
+        )
+        for number, (part, stored) in enumerate(
+            (("q", "attn"), ("k", "k"), ("v", "v"), ("mlp", "mlp"))
+        )
+        for way, here in ways.items()
+    }
+    queries, at = "model.message_input.query", _LLM + "middle_cycle_cross_pass_"
+    published = Named((at + "queries", at + "kv_queries"), message_queries)
+    return {**gates, "messages.query": AnyOf(Named((queries,), message_queries), published)}
+
+
 def inkling2_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual names of layer types and widths."""
     out = {"num_hidden_layers": 48, **raw}
@@ -88,6 +111,40 @@ def inkling2_config(raw: dict[str, Any]) -> dict[str, Any]:
         if out.get(new_key) is None and out.get(old_key) is not None:
             out[new_key] = out[old_key]
     return inkling_config(out)
+
+
+def inkling2_loop_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same; published configs keep the loop in an object of its own."""
+    out = inkling2_config({"num_hidden_layers": 24, **raw})
+    for key, stored in (
+        ("loop_layer_index_start", "core_start"),
+        ("loop_layer_index_end", "core_end"),
+        ("loop_num_passes", "num_passes"),
+        ("loop_gate_rank", "gate_rank"),
+    ):
+        if (value := (raw.get("loop_config") or {}).get(stored)) is not None:
+            out[key] = value
+    return out
+
+
+def inkling2_loop(c: Config) -> spec.Decoder:
+    """Some layers run several times."""
+    positive(c, "loop_layer_index_start", "loop_num_passes", "loop_gate_rank")
+    loop = spec.MessageLoop(
+        c.loop_layer_index_start, c.loop_layer_index_end, c.loop_num_passes, c.loop_gate_rank
+    )
+    sums, count = c.n_layers_per_attn_res_block, c.num_hidden_layers
+    if not loop.first < loop.end <= count or loop.first % sums or loop.end % sums:
+        raise c.error(
+            "loop_layer_index_end",
+            f"= {loop.end} and 'loop_layer_index_start' = {loop.first} must be multiples of "
+            f"{sums} ('n_layers_per_attn_res_block') up to {count}",
+        )
+    plain = inkling2(c)
+    visits = range(count + (loop.passes - 1) * loop.size)
+    blocks = tuple(plain.blocks[loop.stored(visit)] for visit in visits)
+    names = {**plain.names, **_messages()}
+    return replace(plain, blocks=blocks, message_loop=loop, names=names)
 
 
 def inkling2(c: Config) -> spec.Decoder:

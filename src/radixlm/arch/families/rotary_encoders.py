@@ -135,7 +135,6 @@ def jina(c: Config) -> Decoder:
 
 
 def eurobert(c: Config) -> Decoder:
-    decoder = b.build_decoder(
-        c, b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), b.mlp(c)
-    )
+    mixer = b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
+    decoder = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
     return replace(decoder, encoder=Encoder(), norm=b.rms(c))

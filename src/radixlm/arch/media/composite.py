@@ -26,7 +26,7 @@ def composite(c: Config) -> Decoder:
     text = defaults().get(c.model_type)
     if text is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
-    decoder = find(str(text["architecture"]), c.source)(c)
+    decoder = find(str(text["architecture"]), c.source)(_with_sections(c))
     if not decoder.tied:  # the whole model may tie where the text model's config does not say so
         decoder = untied(decoder)
     every: dict[str, Any] = {**DEFAULT, **decoder.names}
@@ -38,6 +38,18 @@ def composite(c: Config) -> Decoder:
         names["moe.up"] = AnyOf(every["moe.up"].spellings[0], up)
         names["moe.down"] = AnyOf(every["moe.down"].spellings[0], down)
     return replace(decoder, names=names)
+
+
+def _with_sections(c: Config) -> Config:
+    """With the sections of M-RoPE that the class has where config.json has none."""
+    row, rope = MULTIMODAL[c.architecture], dict(c.rope_parameters)
+    if not row.mrope:
+        return c
+    if row.mrope_is_interleaved:
+        rope = {"mrope_section": row.mrope, **rope, "mrope_interleaved": True}
+    elif int(head_dim(c) * rope.get("partial_rotary_factor", 1.0)) == 2 * sum(row.mrope):
+        rope.setdefault("mrope_section", row.mrope)
+    return c.replace(rope_parameters=rope)
 
 
 def text_keys_at_the_top(c: Config) -> Decoder:

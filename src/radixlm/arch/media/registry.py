@@ -7,10 +7,15 @@ from radixlm.arch.media.config_json import Raw, architecture_of, flattened
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.arch.media.spec import MultimodalSpec
 from radixlm.base.lazy import load
+from radixlm.base.record import replace
 
 # architecture of config.json -> its record. PLAIN: the features of its Hugging Face encoder replace
 # the embeddings of placeholder tokens, and nothing else is special.
 PLAIN = MultimodalSpec()
+_QWEN2 = MultimodalSpec(mrope=(16, 24, 24))
+_QWEN3 = MultimodalSpec(mrope=(24, 20, 20), mrope_is_interleaved=True)
+_QWEN3_5 = MultimodalSpec(mrope=(11, 11, 10), mrope_is_interleaved=True)
+_GLM = MultimodalSpec(mrope=(8, 12, 12))
 _OWN_HEAD = "media.composite:own_head"
 _BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
 _GRANITE_SPEECH = MultimodalSpec(
@@ -67,14 +72,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Gemma3nForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
     "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
     "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
-    "Glm46VForConditionalGeneration": PLAIN,
-    "Glm4vForConditionalGeneration": PLAIN,
-    "Glm4vMoeForConditionalGeneration": PLAIN,
+    "Glm46VForConditionalGeneration": _GLM,
+    "Glm4vForConditionalGeneration": _GLM,
+    "Glm4vMoeForConditionalGeneration": _GLM,
     "Glm5NextForConditionalGeneration": PLAIN,
     "GlmAsrForConditionalGeneration": MultimodalSpec(
         audio_processor="single", instruction="Please transcribe this audio into text"
     ),
-    "GlmOcrForConditionalGeneration": PLAIN,
+    "GlmOcrForConditionalGeneration": _GLM,
     "GotOcr2ForConditionalGeneration": PLAIN,
     "Granite4VisionForConditionalGeneration": MultimodalSpec(
         text="media.composite:granite4_vision"
@@ -92,10 +97,11 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Idefics2ForConditionalGeneration": PLAIN,
     "Idefics3ForConditionalGeneration": PLAIN,
     "Inkling2ForConditionalGeneration": PLAIN,
+    "Inkling2LoopForConditionalGeneration": PLAIN,
     "InklingForConditionalGeneration": MultimodalSpec(text="conv_attention:inkling"),
     "InstructBlipForConditionalGeneration": _BLIP,
     "InternS1ForConditionalGeneration": MultimodalSpec(layout="internvl:INTERN_S1"),
-    "InternS2PreviewForConditionalGeneration": MultimodalSpec(hf_model_type="qwen3_5_moe"),
+    "InternS2PreviewForConditionalGeneration": replace(_QWEN3_5, hf_model_type="qwen3_5_moe"),
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
     "JanusForConditionalGeneration": PLAIN,
@@ -178,7 +184,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         video="none", custom="vila", layout="vila:LAYOUT"
     ),
     "Ovis2ForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
-    "PaddleOCRVLForConditionalGeneration": PLAIN,
+    "PaddleOCRVLForConditionalGeneration": _QWEN2,
     "PaliGemmaForConditionalGeneration": MultimodalSpec(
         text="media.composite:paligemma", bidirectional="prompt"
     ),
@@ -193,21 +199,21 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text="media.composite:phi4_multimodal", encoder="class_forward", reader="phi4"
     ),
     "QianfanOCRForConditionalGeneration": PLAIN,
-    "Qwen2_5_VLForConditionalGeneration": PLAIN,
-    "Qwen2_5OmniForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
-    "Qwen2_5OmniModel": MultimodalSpec(video="none", layout="qwen:OMNI"),
-    "Qwen2_5OmniThinkerForConditionalGeneration": MultimodalSpec(video="none"),
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5OmniForConditionalGeneration": replace(_QWEN2, video="none", layout="qwen:OMNI"),
+    "Qwen2_5OmniModel": replace(_QWEN2, video="none", layout="qwen:OMNI"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": replace(_QWEN2, video="none"),
     "Qwen2AudioForConditionalGeneration": MultimodalSpec(text=_OWN_HEAD, encoder="class_forward"),
-    "Qwen2VLForConditionalGeneration": PLAIN,
-    "Qwen3_5ForConditionalGeneration": PLAIN,
-    "Qwen3_5MoeForConditionalGeneration": PLAIN,
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Qwen3ASRForConditionalGeneration": MultimodalSpec(
         layout="qwen:ASR", audio_processor="single", transcriber="tagged"
     ),
-    "Qwen3OmniMoeForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OMNI"),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": MultimodalSpec(video="none"),
-    "Qwen3VLForConditionalGeneration": PLAIN,
-    "Qwen3VLMoeForConditionalGeneration": PLAIN,
+    "Qwen3OmniMoeForConditionalGeneration": replace(_QWEN3, video="none", layout="qwen:OMNI"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": replace(_QWEN3, video="none"),
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
     "Qwen4ExpForConditionalGeneration": MultimodalSpec(
         text="media.composite:qwen4_exp",
         text_architecture="Qwen4ExpForCausalLM",

@@ -54,6 +54,10 @@ class MultimodalSpec(Record):
     image_first: bool = False
     # tokens that attend to later ones too: those of each image, or the whole prompt
     bidirectional: Bidirectional = ""
+    # sections of M-RoPE where config.json has none
+    mrope: tuple[int, ...] = ()
+    # M-RoPE interleaves its sections, whatever config.json says; they may be longer than they need
+    mrope_is_interleaved: bool = False
     # M-RoPE counts images in its first section; the text behind an image is not shifted
     rope_by_image_index: bool = False
     # each row of an image ends with a placeholder of its own, a column further for M-RoPE; each
