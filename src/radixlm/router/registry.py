@@ -213,10 +213,8 @@ class Registry:
         options = self.options
         if options.backend == "openai":
             return
-        url, target = (
-            _with_port(worker.url, options.health_check_port),
-            options.health_check_endpoint,
-        )
+        target = options.health_check_endpoint
+        url = _with_port(worker.url, options.health_check_port)
         response = await self._get(worker, target, url=url)
         if not 200 <= response.status < 300:
             raise TransferError(f"{worker.url}{target} answered {response.status}")
