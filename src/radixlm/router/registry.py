@@ -237,12 +237,12 @@ class Registry:
             return  # it tells nothing at the moment
         facts["cards"], facts["models"] = cards, [card["id"] for card in cards]
         names = (facts.get("served_model_name"), facts.get("model_path"), *facts["models"][:1])
-        name = next((str(one) for one in names if one), None)
+        told = next((str(name) for name in names if name), None)
         for rank in self.find(worker.url) or [worker]:
-            is_other = any(rank.facts.get(one) != facts.get(one) for one in _TOLD_CHANGES)
+            is_other = any(rank.facts.get(name) != facts.get(name) for name in _TOLD_CHANGES)
             rank.facts, rank.learned_s = facts, time.monotonic()
             if not rank.is_named or rank.model_id == "unknown":
-                rank.model_id = name or rank.model_id or "unknown"
+                rank.model_id = told or rank.model_id or "unknown"
             if is_other:
                 self.changed(rank)
 
