@@ -237,6 +237,23 @@ def test_a_new_node_0_gets_the_node_back_and_the_old_ranks_end(
         second.close()
 
 
+def test_a_new_node_0_is_found_without_waiting_for_a_beat(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_hub()
+    running = run(first)
+    started(first, running)
+    monkeypatch.setattr(node_agent, "BEAT_S", 1000.0)
+    monkeypatch.setattr(node_agent, "LOST_S", 1000.0)
+    first.members.clear()
+    first.close()
+    second = Hub(first.address, SECRET, FACTS, 2, 20.0)
+    try:
+        assert second.wait() == {1: FACTS}
+    finally:
+        second.close()
+
+
 def test_a_node_that_falls_silent_is_lost(
     make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:

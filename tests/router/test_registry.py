@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, TransferError
 from radixlm.router.call import Call
 from radixlm.router.options import Options
 from radixlm.router.policies.pools import Pools
@@ -170,6 +171,37 @@ async def test_a_server_that_comes_back_with_another_model_serves_that_one() -> 
         servers.answers[A, path] = 500
     await registry.learn(a)
     assert a.model_id == "y"
+
+
+@pytest.mark.parametrize("answer", [503, TransferError("no whole answer in time")])
+@pytest.mark.parametrize("path", ["/server_info", "/model_info", "/v1/models"])
+async def test_facts_that_a_busy_server_does_not_tell_stand(path: str, answer: Any) -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="x", resume_digest="d")
+    servers.answers[A, "/v1/models"] = {"data": [{"id": "x"}, {"id": "adapter"}]}
+    registry = _registry(servers, enable_igw=True)
+    worker = registry.add(Worker(A))
+    await joined(registry, worker)
+    before = worker.facts
+    servers.answers[A, path] = answer
+    await registry.learn(worker)
+    assert worker.facts == before and registry.pool("adapter") == [worker]
+    del servers.answers[A, path]  # 404: it has no such route any more
+    await registry.learn(worker)
+    assert worker.facts != before
+
+
+async def test_a_server_that_does_not_tell_its_facts_yet_is_asked_again() -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="x")
+    servers.answers[A, "/v1/models"] = TransferError("no whole answer in time")
+    registry = _registry(servers)
+    worker = registry.add(Worker(A))
+    await until(lambda: bool(registry.problem(worker)))
+    assert worker.state is State.JOINING
+    servers.answers[A, "/v1/models"] = {"data": [{"id": "x"}, {"id": "adapter"}]}
+    await joined(registry, worker)
+    assert worker.facts["models"] == ["x", "adapter"]
 
 
 async def test_types_have_pools_of_their_own() -> None:

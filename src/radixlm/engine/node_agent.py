@@ -194,18 +194,19 @@ class NodeAgent:
                     self._send(RankEnded(self._generation, rank, 1))
                 self._leave()
                 return False
-            if now_s >= next_beat_s:
+            # node 0 that was reached again may be another process, which tells by its answer
+            if self._socket.count_handshakes() or now_s >= next_beat_s:
                 self._send(Beat(self._generation))
                 next_beat_s = now_s + BEAT_S
         return True
 
     def _receive(self, wait_s: float) -> list[Any]:
-        """What node 0 sent within the time; passes on meanwhile what ranks say."""
+        """What node 0 sent within the time, or until it is reached; passes on what ranks say."""
         if self._unread:
             unread, self._unread = self._unread, []
             return unread
         poller = zmq.Poller()
-        for source in (self._socket.socket, self._woken):
+        for source in (self._socket.socket, self._socket.monitor, self._woken):
             poller.register(source, zmq.POLLIN)
         for process in self.ranks.values():
             poller.register(process.socket.fileno(), process.outbox.events)

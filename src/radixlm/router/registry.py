@@ -213,11 +213,19 @@ class Registry:
         options = self.options
         if options.backend == "openai":
             return
+        target = options.health_check_endpoint
         url = _with_port(worker.url, options.health_check_port)
-        await self._get(worker, options.health_check_endpoint, url=url)
+        response = await self._get(worker, target, url=url)
+        if not 200 <= response.status < 300:
+            raise TransferError(f"{worker.url}{target} answered {response.status}")
 
     async def learn(self, worker: Worker) -> None:
-        """Read a server's facts again, from its /server_info, /model_info and /v1/models."""
+        """Read a server's facts again. Those that it told stand where it cannot tell them now."""
+        with contextlib.suppress(TransferError):
+            await self._learn(worker)
+
+    async def _learn(self, worker: Worker) -> None:
+        """Read the facts of /server_info, /model_info and /v1/models; TransferError."""
         facts: dict[str, Any] = {}
         if self.options.backend != "openai":
             for name in ("server_info", "model_info"):
@@ -229,12 +237,12 @@ class Registry:
             return  # it tells nothing at the moment
         facts["cards"], facts["models"] = cards, [card["id"] for card in cards]
         names = (facts.get("served_model_name"), facts.get("model_path"), *facts["models"][:1])
-        name = next((str(one) for one in names if one), None)
+        told = next((str(name) for name in names if name), None)
         for rank in self.find(worker.url) or [worker]:
-            is_other = any(rank.facts.get(one) != facts.get(one) for one in _TOLD_CHANGES)
+            is_other = any(rank.facts.get(name) != facts.get(name) for name in _TOLD_CHANGES)
             rank.facts, rank.learned_s = facts, time.monotonic()
             if not rank.is_named or rank.model_id == "unknown":
-                rank.model_id = name or rank.model_id or "unknown"
+                rank.model_id = told or rank.model_id or "unknown"
             if is_other:
                 self.changed(rank)
 
@@ -246,7 +254,7 @@ class Registry:
             try:
                 if not worker.disable_health_check:
                     await self.check(worker)
-                await self.learn(worker)
+                await self._learn(worker)
                 break
             except (TransferError, OSError, TimeoutError) as error:
                 if worker.state is State.JOINING:  # else it was removed meanwhile
@@ -286,24 +294,25 @@ class Registry:
         self.remove(worker, f"did not join within {timeout_s} s: {why}")
 
     async def _get(self, worker: Worker, target: str, *, url: str = "") -> Any:
-        """The answer of a GET; TransferError if its status is none of 200-299."""
+        """The answer of a GET; TransferError if none comes."""
         timeout_s = float(self.options.health_check_timeout_secs)
-        response = await self.fetch(
+        return await self.fetch(
             url or worker.url, "GET", target, timeout_s=timeout_s, api_key=worker.api_key
         )
-        if not 200 <= response.status < 300:
-            raise TransferError(f"{worker.url}{target} answered {response.status}")
-        return response
 
     async def _first(self, worker: Worker, *targets: str) -> dict[str, Any]:
-        """The JSON object of the first route that has one; {} where none has."""
+        """The JSON object of the first route that has one; {} where none has. TransferError: no
+        answer comes, or a server that has told its facts fails."""
+        has_failed = False
         for target in targets:
-            try:
-                value = orjson.loads((await self._get(worker, target)).body)
-            except (TransferError, orjson.JSONDecodeError):
-                continue
-            if isinstance(value, dict):
-                return value
+            response = await self._get(worker, target)
+            has_failed |= response.status >= 500
+            if 200 <= response.status < 300:
+                with contextlib.suppress(orjson.JSONDecodeError):
+                    if isinstance(value := orjson.loads(response.body), dict):
+                        return value
+        if has_failed and worker.facts:
+            raise TransferError(f"{worker.url}{targets[0]} cannot be read")
         return {}
 
     def _serving(self, model: str) -> list[Worker]:

@@ -14,6 +14,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.wire.curve import MIN_CHARS, secure
 
 FLAG = "--dist-init-addr"
+RECONNECT_MS = 200
 _MAX_BYTES = 16 << 20  # what nodes say to node 0 is short
 _OF_NODE0 = {
     zmq.ROUTER_HANDOVER: 1,
@@ -77,7 +78,7 @@ class ClusterSocket:
             zmq.ROUTER if bind else zmq.DEALER
         )
         options = {zmq.LINGER: 0, zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.IPV6: int(":" in host)}
-        more = _OF_NODE0 if bind else {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL_MAX: 1000}
+        more = _OF_NODE0 if bind else {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL: RECONNECT_MS}
         for name, value in {**options, **more}.items():
             self.socket.setsockopt(name, value)
         if identity:
@@ -117,11 +118,14 @@ class ClusterSocket:
                 return found
             found.append((frames[0], frames[-1]))
 
-    def count_handshakes(self) -> None:
-        """Bring ``num_refused`` up to date."""
+    def count_handshakes(self) -> bool:
+        """Bring ``num_refused`` up to date; whether a peer was reached since the last call."""
+        is_reached = False
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
             self.num_refused = self.num_refused + 1 if event in _FAILED else 0
+            is_reached |= event not in _FAILED
+        return is_reached
 
     def close(self) -> None:
         self.socket.disable_monitor()
