@@ -25,6 +25,8 @@ MAX_SLEEP_S = 60.0
 MAX_PREPARING_S = 5.0
 # commands that read the weights which are served
 NEED_WEIGHTS = frozenset({"load_lora_adapter"})
+# commands that find no step in flight: what one raises fails the step, not the command
+AFTER_STEPS = frozenset({"pause", "release_memory", "publish_weights"})
 
 
 class ControlHandler:
@@ -63,6 +65,8 @@ class ControlHandler:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
         in another thread, and ``finished`` has the reply."""
         verb = self._verbs.get(control.verb)
+        if control.verb in AFTER_STEPS:
+            self._scheduler.commit_inflight()
         try:
             if verb is not None:
                 return verb(control)
@@ -170,7 +174,6 @@ class ControlHandler:
         at_work = [future for _, future in self._pending] if WEIGHTS in tags else []
         if wait(at_work, MAX_PREPARING_S).not_done:
             return "adapters are being read; try again"
-        s.commit_inflight()
         running, waiting = len(s.planner.running), len(s.queue)
         if not s.is_held and (running or waiting):
             return (
@@ -229,7 +232,6 @@ class ControlHandler:
         if mode == "abort":
             s.abort(AbortRequest(all=True, message="generation was paused"))
         elif mode == "retract":
-            s.commit_inflight()
             for request in reversed(list(s.planner.running)):
                 s.planner.retract(request)
         return ControlReply(control.call_id, True, "Generation paused.")
@@ -243,7 +245,6 @@ class ControlHandler:
         with ``keeps_kv`` go on with the keys and values that they have."""
         s, args = self._scheduler, control.args
         self._update = ""
-        s.commit_inflight()
         running = list(s.planner.running)
         for request in reversed(running):
             if args.get("keeps_kv"):  # such pages are of both: nobody else may use them
