@@ -160,11 +160,11 @@ class ControlHandler:
         if new := [tag for tag in tags if tag not in s.released]:
             if refusal := self._why_not_released(new):
                 return ControlReply(control.call_id, False, f"not released: {refusal}")
-            self._set_released({*s.released, *new})
+            self.set_released({*s.released, *new})
             try:
                 data = s.executor.control(control.verb, {"tags": new})
             except Exception:
-                self._set_released(set(s.released) - set(new))
+                self.set_released(set(s.released) - set(new))
                 raise
             return ControlReply(control.call_id, True, data=data)
         return ControlReply(control.call_id, True)
@@ -210,9 +210,10 @@ class ControlHandler:
         return None if joins else reply
 
     def _resumed(self, tags: Iterable[str]) -> None:
-        self._set_released(set(self._scheduler.released) - set(tags))
+        self.set_released(set(self._scheduler.released) - set(tags))
 
-    def _set_released(self, tags: Iterable[str]) -> None:
+    def set_released(self, tags: Iterable[str]) -> None:
+        """Plan no step while memory of ``tags`` is away; none: all of it is there."""
         s = self._scheduler
         s.released = _ordered(tags)
         for part in s.kv_manager.parts:
