@@ -19,6 +19,7 @@ from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import StepPlan
 from radixlm.wire.link import Handler
+from radixlm.wire.requests import Control
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness
@@ -149,3 +150,20 @@ async def test_repeated_exceptions_are_raised() -> None:
     with pytest.raises(RuntimeError, match="gone"):
         house.serving.run()
     assert len(renewed) == MAX_FAILURES
+
+
+@pytest.mark.parametrize("verb", ["release_memory", "pause"])
+async def test_no_step_is_planned_that_an_operator_holds(verb: str) -> None:
+    """The scheduler that takes the place of another may get requests before intake knows it."""
+    house = Harness(RuntimeError, Choosy(lambda: ValueError("x")))
+    args = {"release_memory": {"tags": ["weights"]}, "pause": {"mode": "in_place"}}
+    house.send(Control("c", verb, args[verb]))
+    house.serving.scheduler.tick(wait=False)
+    house.submit([8, POISON, 9])
+    with pytest.raises(ValueError, match="x"):
+        house.serving.scheduler.tick(wait=False)
+    house.serving._replace_scheduler()
+    house.submit([1, 2])
+    scheduler = house.serving.scheduler
+    scheduler._receive(0)
+    assert house.num_made == 2 and len(scheduler.queue) == 1 and scheduler.is_held

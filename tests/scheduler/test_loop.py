@@ -177,6 +177,26 @@ def test_a_command_with_a_fault_does_not_end_the_scheduler(
     assert "r" in bench.finish
 
 
+@pytest.mark.parametrize("verb", ["pause", "release_memory", "publish_weights"])
+def test_a_step_that_fails_under_a_command_is_not_lost(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens would be missing from the answers: the scheduler must be replaced."""
+    bench = SchedulerHarness(depth=1)
+    bench.submit("r", [1, 2, 3], 20)
+    for _ in range(4):
+        bench.tick()
+    assert bench.scheduler.inflight
+
+    def read(step: FakeStep) -> StepResult:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(bench.executor, "read", read)
+    bench.mine.send(Control("c", verb, {"mode": "retract", "tags": ["kv_cache"]}))
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.tick()
+
+
 def test_a_sleep_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, slept = SchedulerHarness(), list[float]()
     monkeypatch.setattr(loop_module.time, "sleep", slept.append)

@@ -77,6 +77,8 @@ class SchedulerSupervisor:
         self._channel.receive(0)  # intake sends all of it again
         new = self._make()
         new.sleep_s, new.is_stopped = old.sleep_s, self._is_stopped
+        new.is_paused = old.is_paused  # requests may come before intake says so again
+        new.set_released(old.released)
         self.scheduler = new
         del old
         gc.collect()  # frees what the failed step holds

@@ -23,9 +23,11 @@ Verb = Callable[[Control], ControlReply | None]
 
 
 class Commands:
-    """What a feature answers to operators, by verb. A verb that returns None is answered later."""
+    """What a feature answers to operators, by verb. A verb that returns None is answered later;
+    those of ``after_steps`` find no step in flight."""
 
     verbs: Mapping[str, Verb] = {}
+    after_steps: frozenset[str] = frozenset()
 
     @property
     def num_pending(self) -> int:
@@ -66,8 +68,10 @@ class ControlHandler:
             "ping": self._ping,
         }
         self._commands = [make(self) for make in commands]
+        self._after_steps = {"pause"}
         for one in self._commands:
             self._verbs |= one.verbs
+            self._after_steps |= one.after_steps
 
     @property
     def num_pending(self) -> int:
@@ -82,6 +86,8 @@ class ControlHandler:
     def answer(self, control: Control) -> ControlReply | None:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
         in another thread, and ``finished`` has the reply."""
+        if control.verb in self._after_steps:  # what a step raises does not fail the command
+            self.scheduler.commit_inflight()
         try:
             return self._verbs.get(control.verb, self.execute)(control)
         except RankLost:
@@ -154,7 +160,6 @@ class ControlHandler:
         if mode == "abort":
             s.abort(AbortRequest(all=True, message="generation was paused"))
         elif mode == "retract":
-            s.commit_inflight()
             for request in reversed(list(s.planner.running)):
                 s.planner.retract(request)
         return ControlReply(control.call_id, True, "Generation paused.")

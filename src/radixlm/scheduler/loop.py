@@ -8,7 +8,7 @@ waits on its channel and uses no CPU.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
@@ -30,7 +30,14 @@ from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.channel import Channel
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
-from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
+from radixlm.wire.requests import (
+    KV_CACHE,
+    MEMORY_TAGS,
+    AbortRequest,
+    Control,
+    Shutdown,
+    TokenizedRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +170,12 @@ class Scheduler:
     def is_held(self) -> bool:
         """Whether no step may be planned: an operator has paused it, or taken its memory."""
         return self.is_paused or bool(self.released)
+
+    def set_released(self, tags: Collection[str]) -> None:
+        """Plan no step while memory of ``tags`` is away; none: all of it is there."""
+        self.released = tuple(tag for tag in MEMORY_TAGS if tag in tags)
+        for part in self.kv_manager.parts:
+            part.reservations.is_closed = KV_CACHE in self.released
 
     def commit_inflight(self) -> None:
         """Wait for all steps in flight and commit them."""

@@ -16,6 +16,8 @@ MAX_PREPARING_S = 5.0
 class WeightCommands(Commands):
     """New weights are prepared in other threads and published between two steps."""
 
+    after_steps = frozenset({"release_memory", "publish_weights"})
+
     def __init__(self, handler: ControlHandler) -> None:
         self._handler, self._scheduler = handler, handler.scheduler
         self._resuming: dict[str, tuple[str, ...]] = {}  # tags by call, the weights among them
@@ -72,11 +74,11 @@ class WeightCommands(Commands):
         if new := [tag for tag in tags if tag not in s.released]:
             if refusal := self._why_not_released(new):
                 return ControlReply(control.call_id, False, f"not released: {refusal}")
-            self._set_released({*s.released, *new})
+            s.set_released({*s.released, *new})
             try:
                 data = s.executor.control(control.verb, {"tags": new})
             except Exception:
-                self._set_released(set(s.released) - set(new))
+                s.set_released(set(s.released) - set(new))
                 raise
             return ControlReply(control.call_id, True, data=data)
         return ControlReply(control.call_id, True)
@@ -86,7 +88,6 @@ class WeightCommands(Commands):
         at_work = [future for _, future in self._handler.pending] if WEIGHTS in tags else []
         if wait(at_work, MAX_PREPARING_S).not_done:
             return "adapters are being read; try again"
-        s.commit_inflight()
         running, waiting = len(s.planner.running), len(s.queue)
         if not s.is_held and (running or waiting):
             return (
@@ -123,20 +124,13 @@ class WeightCommands(Commands):
         return None if joins else reply
 
     def _resumed(self, tags: Iterable[str]) -> None:
-        self._set_released(set(self._scheduler.released) - set(tags))
-
-    def _set_released(self, tags: Iterable[str]) -> None:
-        s = self._scheduler
-        s.released = _ordered(tags)
-        for part in s.kv_manager.parts:
-            part.reservations.is_closed = KV_CACHE in s.released
+        self._scheduler.set_released(set(self._scheduler.released) - set(tags))
 
     def _publish_weights(self, control: Control) -> ControlReply:
         """Let prepared weights take effect. Requests that run are computed again under them, or
         with ``keeps_kv`` go on with the keys and values that they have."""
         s, args = self._scheduler, control.args
         self._update = ""
-        s.commit_inflight()
         running = list(s.planner.running)
         for request in reversed(running):
             if args.get("keeps_kv"):  # such pages are of both: nobody else may use them
