@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -428,6 +428,10 @@ class Runner:
         assert step.sampled_N is not None
         step.sampled_N = torch.cat((step.sampled_N, torch.from_numpy(counts_N)))
 
+    @cached_property
+    def _continuing(self) -> ContinuingModel | None:
+        return self.model if isinstance(self.model, ContinuingModel) else None
+
     def _go_on(
         self,
         step: StepHandle,
@@ -439,7 +443,7 @@ class Runner:
         by itself."""
         slots_N = step.shape.slots_R
         asked = self._choices is not None and self._choices.are_wanted(step.items)
-        if asked or not isinstance(self.model, ContinuingModel):
+        if asked or self._continuing is None:
             return None
         assert step.batch is not None and step.logits_RV is not None
         positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
@@ -452,7 +456,7 @@ class Runner:
             told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
         stores = step.inputs.builder.stores(len(slots_N), counts_N)
         how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
-        return self.model.go_on(step.batch, step.logits_RV, how)
+        return self._continuing.go_on(step.batch, step.logits_RV, how)
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
