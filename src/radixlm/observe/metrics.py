@@ -240,26 +240,28 @@ class Totals:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self._now: dict[str, float] = {}
+        self._now: dict[tuple[str, int], float] = {}  # counter, replica
         self._before: dict[str, float] = {}  # of engines that are gone
 
-    def update(self, totals: Mapping[str, float]) -> None:
-        """The counts so far; those of an engine that was restarted begin again."""
+    def update(self, totals: Mapping[str, float], replica: int = 0) -> None:
+        """The counts of a replica so far; those of an engine that was restarted begin again."""
         for name, total in totals.items():
-            last = self._now.get(name, 0.0)
+            last = self._now.get((name, replica), 0.0)
             if total < last:
                 self._before[name] = self._before.get(name, 0.0) + last
-            self._now[name] = total
+            self._now[name, replica] = total
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         families: dict[str, CounterMetricFamily] = {}
-        for counter, now in self._now.items():
+        sums: dict[str, float] = {}
+        for (counter, _), now in self._now.items():
+            sums[counter] = sums.get(counter, self._before.get(counter, 0.0)) + now
+        for counter, total in sums.items():
             name, _, label = counter.partition(" ")
             labels = {**self._labels, **dict([label.split("=")])} if label else self._labels
             if name not in families:
                 text, names = COUNTERS[counter], tuple(labels)
                 families[name] = CounterMetricFamily(full_name(name), text, labels=names)
-            total = self._before.get(counter, 0.0) + now
             families[name].add_metric(tuple(labels.values()), total)
         return families.values()
 
@@ -365,7 +367,7 @@ class Metrics:
             "sglang:process_cpu_seconds", "CPU seconds of processes, by what they do.",
             (*self._names, "component"), registry=self.registry,
         )  # fmt: skip
-        self._cpu_s: dict[str, float] = {}  # as of the last report
+        self._cpu_s: dict[tuple[str, int], float] = {}  # as of the last report
         self._adapters: set[str] = set()
         self._queue_s: deque[float] = deque(maxlen=100)  # of the last requests that ended
 
@@ -440,18 +442,22 @@ class Metrics:
         """An engine that served has died."""
         self._deaths.inc()
 
-    def cpu(self, component: str, seconds: float) -> None:
+    def cpu(self, component: str, seconds: float, replica: int = 0) -> None:
         """A process has taken so many CPU seconds since its start: "tokenizer", which is this one,
-        or "scheduler"."""
-        last_s = self._cpu_s.get(component, 0.0)
-        self._cpu_s[component] = seconds
+        or "scheduler" of a replica."""
+        last_s = self._cpu_s.get((component, replica), 0.0)
+        self._cpu_s[component, replica] = seconds
         new_s = seconds - last_s if seconds >= last_s else seconds  # a process started anew
         self._cpu.labels(**self._labels, component=component).inc(new_s)
 
-    def drafts(self, totals: DraftTotals) -> None:
-        """The counts of drafts so far, of the engines that run."""
+    def counts(self, totals: Mapping[str, float], replica: int) -> None:
+        """COUNTERS of the engine of a replica since its start."""
+        self._totals.update(totals, replica)
+
+    def drafts(self, totals: DraftTotals, replica: int = 0) -> None:
+        """The counts of drafts so far, of the engine of a replica."""
         fields = DRAFT_COUNTERS.items()
-        self._totals.update({name: getattr(totals, field) for field, name in fields})
+        self._totals.update({name: getattr(totals, field) for field, name in fields}, replica)
 
     def startup(self, phases: Mapping[str, float]) -> None:
         """Seconds of each part of the start."""

@@ -205,6 +205,14 @@ def test_cpu_seconds_of_a_process_that_starts_anew_are_added() -> None:
     assert re.findall(r"process_cpu_seconds_total\{.*\} (\S+)", text) == ["9.0"]
 
 
+def test_counts_of_an_engine_that_died_stay_and_those_of_others_are_added_once() -> None:
+    metrics, name = Metrics({"model_name": "m"}, Buckets()), "realtime_tokens_total mode=decode"
+    for replica, count in ((0, 100.0), (1, 50.0), (1, 0.0), (0, 110.0), (1, 5.0)):
+        metrics.counts({name: count}, replica)
+    text = metrics.exposition({}).decode()
+    assert re.findall(r"realtime_tokens_total\{.*\} (\S+)", text) == ["165.0"]
+
+
 async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:
     async with scripted_server(toy_folder, {}, enable_metrics=True, api_key="k") as made:
         for path, key in (("/v1/models/tiny", "k"), ("/v1/models/x", "k"), ("/nothing/1", "k"),

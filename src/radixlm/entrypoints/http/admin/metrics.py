@@ -24,7 +24,7 @@ from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.call import ROUTING_HEADER, current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.wire.replies import DraftTotals, Finish, PageCounts
+from radixlm.wire.replies import DraftTotals, Finish, LoadReport, PageCounts
 
 if TYPE_CHECKING:
     from radixlm.observe.metrics import Buckets, Ended, HttpCounts, Metrics, Series
@@ -37,6 +37,7 @@ PRIORITY = "priority"  # the label of requests with --enable-priority-scheduling
 OTHER = "other"  # paths and methods that are none of the server's
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
+PAIR_COUNTERS = ("num_bootstrap_failed_reqs_total", "num_transfer_failed_reqs_total")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -149,10 +150,12 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
 
     async def metrics() -> Response:
         """Prometheus metrics."""
-        made.drafts(state.intake.load.drafts or DraftTotals())
         made.cpu("tokenizer", time.process_time())
-        if is_first:
-            made.cpu("scheduler", state.intake.load.cpu_s)
+        for index, replica in enumerate(state.intake.replicas):
+            made.counts(_counters(replica.load, len(state.intake.replicas)), index)
+            made.drafts(replica.load.drafts or DraftTotals(), index)
+            if is_first:
+                made.cpu("scheduler", replica.load.cpu_s, index)
         made.startup(startup_time(state))
         made.routing_keys(state.intake.load.routing_keys)
         values = gauges(state) | await expert_balance(state) | await rank_wait(state)
@@ -255,8 +258,8 @@ def gauges(state: ServerState) -> dict[str, float]:
     """The current values of the gauges."""
     load_, facts, lora = state.intake.load, state.intake.engine_facts, state.intake.adapters
     max_running = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
-    pairs = pair_gauges(load_.tiers)
-    return pairs | {
+    pairs = pair_gauges(load_.tiers).items()
+    return {name: value for name, value in pairs if name not in PAIR_COUNTERS} | {
         "num_running_reqs": load_.num_running,
         "num_queue_reqs": load_.num_waiting,
         "num_grammar_queue_reqs": load_.num_grammar_queue,
@@ -264,20 +267,7 @@ def gauges(state: ServerState) -> dict[str, float]:
         "num_retracted_reqs": load_.num_retracted,
         "total_retracted_reqs": load_.num_retracted,
         **_kv_gauges(state, load_.pages or PageCounts()),
-        **_estimates(state),
-        "num_retracted_requests_total": load_.num_retracted,
-        "evicted_tokens_total": load_.num_evicted_tokens,
-        "realtime_tokens_total mode=prefill_compute": load_.num_prefilled,
-        "realtime_tokens_total mode=prefill_cache": load_.num_hits,
-        "realtime_tokens_total mode=decode": load_.num_generated,
-        **{
-            f"forward_execution_seconds_total category={kind}": load_.forward_s.get(kind, 0.0)
-            for kind in ("extend", "decode", "mixed")
-        },
         "num_streaming_sessions": state.sessions.num_streaming,
-        "num_grammar_total": load_.tiers.get("grammar_requests", 0),
-        "num_grammar_cache_hit_total": load_.tiers.get("grammar_hits", 0),
-        "num_grammar_aborted_total": load_.tiers.get("grammar_failures", 0),
         "num_used_tokens": load_.num_used_tokens,
         "token_usage": load_.num_used_tokens / max(load_.num_total_tokens, 1),
         "gen_throughput": load_.gen_throughput,
@@ -295,10 +285,6 @@ def gauges(state: ServerState) -> dict[str, float]:
         "lora_num_loads": state.intake.adapters.num_loads,
         "lora_num_failed_loads": state.intake.adapters.num_failed,
         "lora_num_evictions": state.intake.adapters.num_evicted,
-        "prefetched_tokens_total": load_.tiers.get("storage_tokens", 0),
-        "backuped_tokens_total": load_.tiers.get("kept_tokens", 0),
-        "load_back_tokens_total": load_.tiers.get("host_tokens", 0),
-        "hicache_dropped_tokens_total": load_.tiers.get("dropped_tokens", 0),
         "prefetch_bandwidth": load_.tiers.get("fetch_bytes_per_s", 0) / 1e9,
         "lora_pool_utilization": len(lora.loaded) / (lora.options.max_loaded or math.inf),
         "engine_startup_time": state.ready_after_s,
@@ -306,14 +292,32 @@ def gauges(state: ServerState) -> dict[str, float]:
     }
 
 
-def _estimates(state: ServerState) -> dict[str, float]:
-    """What a device computed, read and wrote, a mean of all replicas; {} where nothing counts it
-    (--enable-mfu-metrics)."""
-    count = len(state.intake.replicas)
+def _counters(load_: LoadReport, num_replicas: int) -> dict[str, float]:
+    """What an engine has counted since its start. Estimates of devices are a mean of replicas."""
+    pairs, tiers = pair_gauges(load_.tiers), load_.tiers
     return {
-        f"{name}_per_gpu_total": value / count
-        for name, value in state.intake.load.tiers.items()
-        if name.startswith("estimated_")
+        **{name: pairs[name] for name in PAIR_COUNTERS if name in pairs},
+        **{
+            f"{name}_per_gpu_total": value / num_replicas
+            for name, value in tiers.items()
+            if name.startswith("estimated_")
+        },
+        **{
+            f"forward_execution_seconds_total category={kind}": load_.forward_s.get(kind, 0.0)
+            for kind in ("extend", "decode", "mixed")
+        },
+        "num_retracted_requests_total": load_.num_retracted,
+        "evicted_tokens_total": load_.num_evicted_tokens,
+        "realtime_tokens_total mode=prefill_compute": load_.num_prefilled,
+        "realtime_tokens_total mode=prefill_cache": load_.num_hits,
+        "realtime_tokens_total mode=decode": load_.num_generated,
+        "num_grammar_total": tiers.get("grammar_requests", 0),
+        "num_grammar_cache_hit_total": tiers.get("grammar_hits", 0),
+        "num_grammar_aborted_total": tiers.get("grammar_failures", 0),
+        "prefetched_tokens_total": tiers.get("storage_tokens", 0),
+        "backuped_tokens_total": tiers.get("kept_tokens", 0),
+        "load_back_tokens_total": tiers.get("host_tokens", 0),
+        "hicache_dropped_tokens_total": tiers.get("dropped_tokens", 0),
     }
 
 
