@@ -1034,7 +1034,7 @@ class Decoder(Record):
     suppressed_tokens: tuple[int, ...] = ()  # tokens that are never sampled
     skips: tuple[SkipConnection, ...] = ()
     # blocks whose branches are summed apart: each branch reads an average of the finished sums and
-    # of the present one, weighed by a learned query (attention residuals, arXiv:2603.15031)
+    # of the present one, weighed by a learned query (attention residuals)
     residual_sums: int = 0
     message_loop: MessageLoop | None = None
     add_media_embeds: bool = False  # media embeddings are added to those of the placeholder tokens

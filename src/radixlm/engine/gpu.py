@@ -125,8 +125,8 @@ def reads_on_host(block: spec.Block) -> str:
         return "attention experts get their tokens from the host"
     ffns = (block.ffn, block.deferred_moe, block.parallel_moe)
     moes = [f for f in ffns if isinstance(f, spec.Moe)]
-    if any(moe.limit or moe.expert_norm for moe in moes):
-        return "experts with limits or norms get their tokens from the host"
+    if any(moe.limit or moe.expert_norm or any(moe.softcaps) for moe in moes):
+        return "experts with limits, caps or norms get their tokens from the host"
     if any(not moe.gated for moe in moes):  # see MoeLayer.finish
         return "experts without a kernel get their tokens from the host"
     if any(moe.zero_experts for moe in moes):

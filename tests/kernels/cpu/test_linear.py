@@ -380,6 +380,14 @@ def test_several_sources_and_embedding_rows() -> None:
     assert torch.equal(packed.unpack(), joined)
 
 
+def test_a_single_column_may_have_any_stride() -> None:
+    weight_NK = torch.randn(1, 7, generator=torch.Generator().manual_seed(0)).T
+    assert weight_NK.contiguous().stride(1) == 7  # torch keeps the stride of an axis of one
+    x_MK = torch.randn(3, 1, generator=torch.Generator().manual_seed(1))
+    packed = linear.pack(weight_NK.contiguous(), None, "fp32")
+    assert torch.equal(packed.run(x_MK), x_MK @ weight_NK.T)
+
+
 def test_wrong_shapes_are_refused() -> None:
     weight, _ = make(32, 64)
     packed = linear.pack(weight, None, "fp32")

@@ -148,7 +148,6 @@ def inkling2_loop(c: Config) -> spec.Decoder:
 
 
 def inkling2(c: Config) -> spec.Decoder:
-    c.refuse("hidden_act", "silu")
     c.refuse("scoring_func", "sigmoid", "softmax", "sqrtsoftplus")
     positive(c, "conv_kernel_size", "d_rel", "rel_extent", "n_layers_per_attn_res_block")
     norm = b.rms(c)

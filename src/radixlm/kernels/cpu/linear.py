@@ -229,7 +229,8 @@ class PackedLinear:
     def fill(self, rows: Tensor, first_row: int) -> None:
         """Pack rows [n, K] (float32, bfloat16, float16) at ``first_row``; int8 values for 8 bit
         formats and values 0..15 in uint8 for int4 keep their scale for ``set_scales``."""
-        if rows.ndim != 2 or rows.shape[1] != self.num_in or rows.stride(1) != 1:
+        is_strided = self.num_in > 1 and rows.stride(1) != 1  # a single column may have any stride
+        if rows.ndim != 2 or rows.shape[1] != self.num_in or is_strided:
             raise ValueError(f"expected rows of {self.num_in} inputs, got {tuple(rows.shape)}")
         if first_row < 0 or first_row + rows.shape[0] > self.num_out:
             raise ValueError(f"rows {first_row}+{rows.shape[0]} exceed {self.num_out}")
