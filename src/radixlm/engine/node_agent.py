@@ -102,6 +102,7 @@ class NodeAgent:
         self._unread: list[Any] = []
         self._generation = ""  # "" while it has not joined
         self.ranks: dict[int, RankProcess] = {}
+        self._num_ranks = 0  # of the last replica
         self._ready_made: list[RankProcess] = []  # import torch while nothing is to be done
         self._kept = KeptPool((), 0)  # with --warm-restart
         self._woken, self._wake = socket.socketpair()
@@ -186,8 +187,9 @@ class NodeAgent:
                     log.info("node 0 ended this replica")
                     if message.is_final:  # the ranks were told to stop, and delete their files
                         self._end_ranks(END_WAIT_S)
+                        return True
                     self._leave()
-                    return message.is_final
+                    return False
             if now_s - self._heard_s > LOST_S:
                 log.warning("node 0 at %s sent nothing for %g s", self.address, LOST_S)
                 for rank in self.ranks:  # it may only have stood still: then it must hear of this
@@ -195,7 +197,10 @@ class NodeAgent:
                 self._leave()
                 return False
             # node 0 that was reached again may be another process, which tells by its answer
-            if self._socket.count_handshakes() or now_s >= next_beat_s:
+            is_lost, is_reached = self._socket.count_handshakes()
+            if is_lost:  # most likely it has ended
+                self._make_ready()
+            if is_reached or now_s >= next_beat_s:
                 self._send(Beat(self._generation))
                 next_beat_s = now_s + BEAT_S
         return True
@@ -221,6 +226,7 @@ class NodeAgent:
 
     def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
         self._end_ranks()
+        self._num_ranks = len(startups)
         segment = os.memfd_create("radixlm", os.MFD_CLOEXEC)  # what the ranks of this node share
         memory = self._memory_for(startups)
         try:
@@ -259,20 +265,19 @@ class NodeAgent:
         code = self.ranks.pop(rank).drop(END_WAIT_S)
         log.log(logging.ERROR if code else logging.INFO, "rank %d ended, status %d", rank, code)
         self._send(RankEnded(self._generation, rank, code))
-        if code:  # another replica follows
-            self._make_ready(1)
+        if code:  # the others will end, too
+            self._make_ready()
 
     def _leave(self) -> None:
         """End the ranks; others will follow."""
-        count = len(self.ranks)
         self._end_ranks()
         self._generation = ""
-        self._make_ready(count)
+        self._make_ready()
 
-    def _make_ready(self, count: int) -> None:
-        """Make processes for ranks to come, which import torch meanwhile."""
+    def _make_ready(self) -> None:
+        """Make processes for the ranks to come, which import torch meanwhile."""
         with suppress(OSError):  # no room: they are made when they are needed
-            for _ in range(count):
+            while len(self._ready_made) < self._num_ranks:
                 self._ready_made.append(RankProcess(self._command))
 
     def _end_ranks(self, wait_s: float = 0.0) -> None:

@@ -84,7 +84,7 @@ class ClusterSocket:
         if identity:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         secure(self.socket, secret, is_server=bind)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILED)
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
         where = f"tcp://{url_host(host)}:{port}"
         try:
@@ -118,14 +118,17 @@ class ClusterSocket:
                 return found
             found.append((frames[0], frames[-1]))
 
-    def count_handshakes(self) -> bool:
-        """Bring ``num_refused`` up to date; whether a peer was reached since the last call."""
-        is_reached = False
+    def count_handshakes(self) -> tuple[bool, bool]:
+        """Bring ``num_refused`` up to date; whether a peer was lost, and whether one was reached,
+        since the last call."""
+        is_lost = is_reached = False
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
-            self.num_refused = self.num_refused + 1 if event in _FAILED else 0
-            is_reached |= event not in _FAILED
-        return is_reached
+            self.num_refused += event in _FAILED
+            is_lost |= event == zmq.EVENT_DISCONNECTED
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.num_refused, is_reached = 0, True
+        return is_lost, is_reached
 
     def close(self) -> None:
         self.socket.disable_monitor()
