@@ -196,14 +196,18 @@ class NodeAgent:
                     self._send(RankEnded(self._generation, rank, 1))
                 self._leave()
                 return False
-            # node 0 that was reached again may be another process, which tells by its answer
-            is_lost, is_reached = self._socket.count_handshakes()
-            if is_lost:  # most likely it has ended
-                self._make_ready()
-            if is_reached or now_s >= next_beat_s:
+            if self._is_node0_new() or now_s >= next_beat_s:
                 self._send(Beat(self._generation))
                 next_beat_s = now_s + BEAT_S
         return True
+
+    def _is_node0_new(self) -> bool:
+        """Whether node 0 was reached again: it may be another process, which tells by its answer to
+        a beat. Where it was lost it has most likely ended, and other ranks will be wanted."""
+        is_lost, is_reached = self._socket.count_handshakes()
+        if is_lost:
+            self._make_ready()
+        return is_reached
 
     def _receive(self, wait_s: float) -> list[Any]:
         """What node 0 sent within the time, or until it is reached; passes on what ranks say."""
