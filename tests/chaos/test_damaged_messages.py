@@ -189,7 +189,7 @@ def engine_process(address: str, folder: Path) -> Iterator[subprocess.Popen[byte
     options = {k: v for k, v in flat(config).items() if v is not None}
     order = {
         "options": options, "given": sorted(given), "addresses": [address], "index": 0,
-        "inflight_log_path": str(folder / "flight"), "parent": os.getpid(),
+        "inflight_log_path": str(folder / "flight"), "parent": os.getpid(), "local_ranks": None,
     }  # fmt: skip
     command = [sys.executable, "-m", "radixlm.engine.worker"]
     with (folder / "log").open("wb") as log:
