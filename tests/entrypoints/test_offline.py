@@ -91,9 +91,12 @@ def test_a_session_goes_on_from_its_requests() -> None:
 
 
 def test_the_tokenizer_manager_has_what_programs_for_sglang_read() -> None:
+    # long enough for a reader on a busy machine to see several parts
+    greedy = {**GREEDY, "max_new_tokens": 200, "ignore_eos": True}
+
     async def answers(manager: EngineTokenizerManager) -> list[str]:
-        one = SimpleNamespace(text="The sky", sampling_params=GREEDY, rid=None)
-        many = {"text": "The sky", "sampling_params": GREEDY, "stream": True}
+        one = SimpleNamespace(text="The sky", sampling_params=greedy, rid=None)
+        many = {"text": "The sky", "sampling_params": greedy, "stream": True}
         texts = [[got["text"] async for got in manager.generate_request(x)] for x in (one, many)]
         assert (await manager.flush_cache()).success
         assert len(texts[0]) == 1 < len(texts[1])
@@ -110,7 +113,7 @@ def test_the_tokenizer_manager_has_what_programs_for_sglang_read() -> None:
         assert model.vocab_size == model.hf_config.vocab_size and model.is_generation
         assert manager.server_args.random_seed == engine.server_args.random_seed == 1
         first, second = asyncio.run(answers(manager))
-        assert first == second == engine.generate("The sky", GREEDY)["text"]
+        assert first == second == engine.generate("The sky", greedy)["text"]
 
 
 def test_chat_is_generate_of_the_rendered_conversation() -> None:
