@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 
 from radixlm.arch.spec import Pool
@@ -101,6 +102,11 @@ class ScriptedExecutor:
 
     def _result(self, item: Item) -> ItemResult:
         got = ItemResult()
+        if item.pooling is not None and item.pooling.per_token:
+            rows = np.asarray(item.tokens, np.float32)[:, None] + np.arange(EMBED_DIM) + 1
+            got.hidden_states = rows.astype(np.float32).tobytes()
+            got.pooled = [] if item.start + item.count == self.length[item.rid] else None
+            return got
         if item.pooling is not None:
             if item.start + item.count == self.length[item.rid]:
                 got.pooled = [3.0, 4.0 + self.first[item.rid]]

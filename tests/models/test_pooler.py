@@ -75,6 +75,11 @@ def test_sums_do_not_depend_on_the_chunks(kind: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_rows_of_tokens_are_not_pooled() -> None:
+    assert torch.equal(Pooler(Identity("late")).rows(HIDDEN[:2]), HIDDEN[:2].square())
+    assert torch.equal(Pooler(Identity("mean")).rows(HIDDEN.double()), HIDDEN)
+
+
 def test_without_a_step_token_the_last_position_counts() -> None:
     assert feed(Pooler(Identity("marked", (99,))), (2,))[-1] == pytest.approx(HIDDEN[-1].tolist())
     assert feed(Pooler(Identity("steps", (99,))), (2,))[-1] == []

@@ -55,6 +55,9 @@ class Pooler(Protocol):
     def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
         """The vector or the scores once the last chunk has come, else None."""
 
+    def rows(self, hidden_CD: Tensor) -> Tensor:
+        """float32 [C, O]: the vectors or the scores of a chunk's tokens."""
+
 
 @dataclass(slots=True)
 class StepHandle:
@@ -288,11 +291,22 @@ class ResultReader:
         if _wants_rows(item):
             result.hidden_states = _row_bytes(step, item, hidden, first)
         if item.pooling:
-            total = self._tables.state(item.slot).prompt_len
-            assert self._pooler is not None, "the runner has no pooler"
+            self._set_pooled(item, hidden, result)
+
+    def _set_pooled(self, item: Item, hidden: Tensor, result: ItemResult) -> None:
+        """The pooled vector of a prompt, or the rows of a chunk's tokens."""
+        total = self._tables.state(item.slot).prompt_len
+        assert self._pooler is not None and item.pooling is not None, "the runner has no pooler"
+        if item.pooling.per_token:
+            rows = self._pooler.rows(hidden).cpu()
+            result.hidden_states = rows.numpy().tobytes()
+            result.pooled = [] if item.start + item.count >= total else None
+            is_finite = bool(rows.isfinite().all())
+        else:
             result.pooled = self._pooler.add(item, hidden, total)
-            if result.pooled is not None and not all(map(math.isfinite, result.pooled)):
-                result.error = NOT_FINITE
+            is_finite = all(map(math.isfinite, result.pooled or ()))
+        if not is_finite:
+            result.error = NOT_FINITE
 
     @staticmethod
     def _rows_of(step: StepHandle, first: int, count: int) -> tuple[Tensor, LoraRows | None]:

@@ -68,6 +68,10 @@ class Pooler:
         is_asked = item.pooling is not None and item.pooling.with_hidden
         return found + _numbers(pooled) if is_asked else found
 
+    def rows(self, hidden_CD: Tensor) -> Tensor:
+        """float32 [C, O]: what the head gives for each token, without pooling."""
+        return self._head.run(hidden_CD.float()).float()
+
     def _take(self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor) -> None:
         """Add one chunk to what is kept for a kind of pooling. Sums are of 64 bits: those of 16 bit
         states are exact, and so do not depend on the chunks."""

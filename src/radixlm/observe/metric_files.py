@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import BinaryIO
 
 from prometheus_client import values
+from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
 FIRST_BYTES = 1 << 16
 _ENTRY_BYTES = 64  # of an entry besides its key, at most
+
+
+class OneFamilyEach(Collector):  # type: ignore[misc]
+    """The families of several collectors; those of one name are joined, as a scrape may tell a name
+    once."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return families.values()
 
 
 class AllocatedDict(MmapedDict):  # type: ignore[misc]

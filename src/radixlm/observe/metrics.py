@@ -116,6 +116,7 @@ KEY_COUNTS: dict[str, str] = {
 }
 REALTIME = "Tokens while they are computed: of prompts, found in the prefix cache, generated."
 FORWARD = "Seconds of steps: of prompts, of tokens after them, of both."
+CPU = "CPU seconds of processes, by what they do."
 COUNTERS: dict[str, str] = {
     "num_retracted_requests_total": "Retractions: requests that gave their cache back.",
     "evicted_tokens_total": "Tokens that the prefix cache gave up.",
@@ -125,6 +126,7 @@ COUNTERS: dict[str, str] = {
     "forward_execution_seconds_total category=extend": FORWARD,
     "forward_execution_seconds_total category=decode": FORWARD,
     "forward_execution_seconds_total category=mixed": FORWARD,
+    "process_cpu_seconds_total component=scheduler": CPU,
     "estimated_flops_per_gpu_total": "Floating point operations, estimated.",
     "estimated_read_bytes_per_gpu_total": "Bytes of weights and KV cache read, estimated.",
     "estimated_write_bytes_per_gpu_total": "Bytes of the KV cache written, estimated.",
@@ -331,11 +333,9 @@ class Metrics:
         self.plain = self.series({})  # of requests without labels of their own
         self._totals = Totals(self._labels)
         self._exposed = CollectorRegistry()
-        self._exposed.register(self._totals)
-        if os.environ.get(SHARED_FOLDER):
-            MultiProcessCollector(self._exposed)
-        else:
-            self._exposed.register(self.registry)
+        is_shared = bool(os.environ.get(SHARED_FOLDER))
+        counted = MultiProcessCollector(None) if is_shared else self.registry
+        self._exposed.register(metric_files.OneFamilyEach(self._totals, counted))
         self._queues = [
             self._histogram(name, "Time in the queue.", QUEUE_S)
             for name in ("queue_time_s", "queue_time_seconds")  # the older and the newer name
@@ -364,10 +364,9 @@ class Metrics:
             registry=self.registry,
         ).labels(**self._labels)  # fmt: skip
         self._cpu = Counter(
-            "sglang:process_cpu_seconds", "CPU seconds of processes, by what they do.",
-            (*self._names, "component"), registry=self.registry,
-        )  # fmt: skip
-        self._cpu_s: dict[tuple[str, int], float] = {}  # as of the last report
+            "sglang:process_cpu_seconds", CPU, (*self._names, "component"), registry=self.registry
+        )
+        self._cpu_s = 0.0  # as of the last report
         self._adapters: set[str] = set()
         self._queue_s: deque[float] = deque(maxlen=100)  # of the last requests that ended
 
@@ -442,13 +441,10 @@ class Metrics:
         """An engine that served has died."""
         self._deaths.inc()
 
-    def cpu(self, component: str, seconds: float, replica: int = 0) -> None:
-        """A process has taken so many CPU seconds since its start: "tokenizer", which is this one,
-        or "scheduler" of a replica."""
-        last_s = self._cpu_s.get((component, replica), 0.0)
-        self._cpu_s[component, replica] = seconds
-        new_s = seconds - last_s if seconds >= last_s else seconds  # a process started anew
-        self._cpu.labels(**self._labels, component=component).inc(new_s)
+    def cpu(self, seconds: float) -> None:
+        """This process has taken so many CPU seconds since its start."""
+        self._cpu.labels(**self._labels, component="tokenizer").inc(seconds - self._cpu_s)
+        self._cpu_s = seconds
 
     def counts(self, totals: Mapping[str, float], replica: int) -> None:
         """COUNTERS of the engine of a replica since its start."""

@@ -23,7 +23,8 @@ class ItemResult(msgspec.Struct, gc=False):
     """Of one item. ``tokens``: sampled tokens (one, and one more for each drafted token that was
     accepted; none for a chunk that does not end its prompt). ``hidden_states``: float32 bytes
     [places, dim], and behind each row, or instead of it, the chosen experts as int32 [layers,
-    top_k], as the item asks; refused drafts have none. ``error``: this request alone has failed,
+    top_k], as the item asks; refused drafts have none; or the rows of ``PoolingParams.per_token``.
+    ``error``: this request alone has failed,
     with the HTTP ``status``."""
 
     tokens: tuple[int, ...] = ()

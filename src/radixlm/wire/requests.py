@@ -43,11 +43,13 @@ class LogprobParams(msgspec.Struct, frozen=True):
 class PoolingParams(msgspec.Struct, frozen=True):
     """The request wants a vector or scores, and no tokens. ``first_len``: tokens of the first text
     of a pair (0: there is one text). ``is_whole``: all positions are pooled, so that none may come
-    from the prefix cache. ``with_hidden``: what the head got follows what it gave."""
+    from the prefix cache. ``with_hidden``: what the head got follows what it gave. ``per_token``:
+    nothing is pooled, the head's outputs of each token come in the place of hidden states."""
 
     first_len: int = 0
     is_whole: bool = True
     with_hidden: bool = False
+    per_token: bool = False
 
 
 NEVER = 1 << 30
@@ -138,6 +140,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     @property
     def wants_rows(self) -> bool:
         """Whether each token has a row of hidden states, of chosen experts, or of both."""
+        if self.pooling is not None and self.pooling.per_token:
+            return True
         return self.return_hidden_states or self.return_routed_experts
 
     def __post_init__(self) -> None:

@@ -264,7 +264,7 @@ async def test_token_ids_are_told_in_sglext(toy_folder: Path, by_flag: bool) -> 
         ({"messages": user("x"), "max_tokens": 10**9}, "max_tokens"),
         ({"messages": user("x"), "seed": 10**40}, "seed"),
         ({"messages": user("x"), "priority": 10**40}, "priority"),
-        ({"messages": user("x"), "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": user("x"), "logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         ({"messages": user("x"), "logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": user("x"), "logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"messages": user("x"), "stop": ["a"] * 2000}, "stop"),

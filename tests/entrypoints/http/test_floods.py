@@ -314,6 +314,9 @@ async def test_logprobs_bound_an_answer_of_any_length(server: ScriptedServer) ->
     assert len(got["choices"][0]["logprobs"]["content"]) == 10
     error = _error(await server.post("/v1/chat/completions", **body, max_tokens=61))
     assert error["param"] == "top_logprobs" and "--max-logprobs" in error["message"]
+    for name in ("logprobs", "prompt_logprobs"):  # all of the vocabulary
+        error = _error(await server.post("/v1/completions", prompt=[5, 6], echo=True, **{name: -1}))
+        assert error["param"] == name and error["message"].startswith(f"{name}: this call may")
 
 
 @pytest.mark.parametrize(

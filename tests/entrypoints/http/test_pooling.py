@@ -19,7 +19,7 @@ from tests.fakes.http_server import EMBED_DIM, ScriptedServer, scripted_server
 
 from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.pooling import cohere
+from radixlm.entrypoints.http.pooling import cohere, token_rows
 from radixlm.entrypoints.http.pooling.packed import packed
 from radixlm.entrypoints.http.pooling.pool import activated
 from radixlm.step.plan import StepPlan
@@ -178,6 +178,33 @@ async def test_inputs_are_truncated_and_pooled_as_in_vllm(pooled: ScriptedServer
         assert (await pooled.post(path, **body)).status_code == 200, path
     refused = await pooled.post("/pooling", input="a", task="classify")
     assert refused.json()["error"]["param"] == "task"
+
+
+async def test_tokens_have_rows_as_in_vllm(
+    pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unit(token: int, size: int = EMBED_DIM) -> list[float]:
+        row = [float(token + place + 1) for place in range(size)]
+        return [x / math.hypot(*row) for x in row]
+
+    inputs, asked = [[5, 6, 7], [8] * 700], {"task": "token_embed"}
+    got = (await pooled.post("/pooling", input=inputs, use_activation=True, **asked)).json()
+    for one, ids in zip(got["data"], inputs, strict=True):
+        assert one["object"] == "pooling" and len(one["data"]) == len(ids)
+        assert one["data"][-1] == [float(ids[-1] + place + 1) for place in range(EMBED_DIM)]
+    assert got["usage"]["prompt_tokens"] == 703
+    short = (await pooled.post("/pooling", input=[5, 6], dimensions=2, **asked)).json()
+    assert short["data"][0]["data"] == [pytest.approx(unit(token, 2)) for token in (5, 6)]
+    coded = await pooled.post("/pooling", input=[5, 6], encoding_format="base64", **asked)
+    raw = np.frombuffer(base64.b64decode(coded.json()["data"][0]["data"]), np.float32)
+    packed_ = await pooled.post("/pooling", input=[5, 6], encoding_format="bytes", **asked)
+    assert json.loads(packed_.headers["metadata"])["data"][0]["shape"] == [2, EMBED_DIM]
+    assert packed_.content == raw.tobytes() and raw[EMBED_DIM] == 7.0
+    refused = await pooled.post("/pooling", input="a", task="token_classify")
+    assert refused.json()["error"]["param"] == "task" and "token_embed" in refused.text
+    monkeypatch.setattr(token_rows, "MAX_NUMBERS", 2 * EMBED_DIM)
+    for ids, status in (([5, 6], 200), ([5, 6, 7], 400)):
+        assert (await pooled.post("/pooling", input=ids, **asked)).status_code == status
 
 
 async def test_pairs_are_scored_as_in_vllm(pooled: ScriptedServer) -> None:

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.http_server import scripted_server
 
-from radixlm.entrypoints.http.admin.metrics import pair_gauges
+from radixlm.entrypoints.http.admin.metrics import install, pair_gauges
 from radixlm.observe.metrics import COUNTERS, GAUGES, PAIR_GAUGES, Buckets, Metrics
 from radixlm.scheduler.queue import count_keys
 from radixlm.wire.replies import LoadReport
@@ -161,7 +163,7 @@ def test_every_metric_of_the_reference_is_there_or_missing_for_a_reason() -> Non
     metrics.http.end("/", "GET", 200)
     metrics.startup({"load_weight": 1.0})
     metrics.routing_keys({})
-    metrics.cpu("tokenizer", 1.0)
+    metrics.cpu(1.0)
     values = dict.fromkeys((*GAUGES, *COUNTERS), 0.0) | pair_gauges({"peer_num_rooms": 1.0})
     found = exposed(metrics.exposition(values).decode())
     assert {name for name in REFERENCE if name not in found} == set(MISSING)
@@ -192,15 +194,21 @@ async def test_cpu_seconds_of_both_processes_are_counted(toy_folder: Any) -> Non
     async with scripted_server(toy_folder, {}, enable_metrics=True) as made:
         await made.post("/generate", text="hi")
         text = (await made.client.get("/metrics")).text
-    found = re.findall(r'process_cpu_seconds_total\{component="(\w+)".*\} (\S+)', text)
-    assert all(float(value) > 0 for _, value in found)
-    assert sorted(component for component, _ in found) == ["scheduler", "tokenizer"]
+        app = FastAPI()  # of a second process that shares the engine
+        install(app, made.state, is_first=False)
+        async with AsyncClient(transport=ASGITransport(app), base_url="http://x") as client:
+            other = (await client.get("/metrics")).text
+    for shown in (text, other):
+        found = re.findall(r'process_cpu_seconds_total\{component="(\w+)".*\} (\S+)', shown)
+        assert all(float(value) > 0 for _, value in found)
+        assert sorted(component for component, _ in found) == ["scheduler", "tokenizer"]
+        assert shown.count("# TYPE sglang:process_cpu_seconds_total counter") == 1
 
 
 def test_cpu_seconds_of_a_process_that_starts_anew_are_added() -> None:
     metrics = Metrics({"model_name": "m"}, Buckets())
     for seconds in (5.0, 7.0, 1.0, 2.0):
-        metrics.cpu("scheduler", seconds)
+        metrics.counts({"process_cpu_seconds_total component=scheduler": seconds}, 0)
     text = metrics.exposition({}).decode()
     assert re.findall(r"process_cpu_seconds_total\{.*\} (\S+)", text) == ["9.0"]
 

@@ -81,6 +81,29 @@ async def test_token_ids_come_with_log_probabilities(server: ScriptedServer) -> 
     assert len(whole["choices"][0]["token_ids"]) > 16  # not the default of completions
 
 
+async def test_all_tokens_of_the_vocabulary_are_shown(server: ScriptedServer) -> None:
+    vocab, ids = server.state.intake.facts.vocab, [5, 6]
+    sampling = {"max_tokens": 1, "logprobs": -1, "prompt_logprobs": -1}
+    tokens = (await server.post(TOKENS, token_ids=ids, sampling_params=sampling)).json()
+    text = (await server.post("/v1/completions", prompt=ids, **sampling)).json()["choices"][0]
+    asked = {"max_tokens": 1, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1}
+    path = "/v1/chat/completions"
+    chat = (await server.post(path, messages=_talk("hi"), **asked)).json()
+    for whole, choice in ((tokens, tokens["choices"][0]), (text, text), (chat, chat["choices"][0])):
+        first, second, *_ = whole["prompt_logprobs"]
+        assert first is None and len(second) == vocab
+        assert sorted(one["rank"] for one in second.values()) == list(range(1, vocab + 1))
+        if choice is not text:
+            assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == vocab
+    named = text["logprobs"]["top_logprobs"][0]
+    assert len(named) > vocab / 2  # some tokens share a text
+
+
+async def test_prompt_logprobs_of_no_other_tokens_may_be_streamed(server: ScriptedServer) -> None:
+    chunks = await server.events("/v1/completions", prompt="stop me", prompt_logprobs=0)
+    assert chunks[-1]["choices"][0]["finish_reason"]
+
+
 async def test_what_a_token_request_cannot_have(server: ScriptedServer) -> None:
     for wrong, param in (
         ({"token_ids": []}, "token_ids"),

@@ -75,7 +75,7 @@ def _completion(state: ServerState, body: TokensRequest) -> CompletionRequest:
     rest = state.intake.facts.context_len - len(body.token_ids)
     values = {"max_tokens": max(rest, 1), **sampling, "prompt": body.token_ids}
     if isinstance(values.get("logprobs"), int):
-        values["logprobs"] = max(values["logprobs"], 1)  # the token itself is among them
+        values["logprobs"] = values["logprobs"] or 1  # the token itself is among them
     shared = body.model_dump(
         include={"model", "stream", "stream_options", "cache_salt", "priority"}, exclude_none=True
     )

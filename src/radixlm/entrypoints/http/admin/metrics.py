@@ -87,7 +87,7 @@ class MetricsObserver(Observer):
             adapter=state.wire.adapter.name if state.wire.adapter is not None else None,
         )
         self._metrics.ended(end, series)
-        self._metrics.cpu("tokenizer", time.process_time())
+        self._metrics.cpu(time.process_time())
 
     def orphaned(self, count: int) -> None:
         self._metrics.plain.aborted(count)
@@ -150,12 +150,10 @@ def install(app: FastAPI, state: ServerState, is_first: bool) -> Metrics:
 
     async def metrics() -> Response:
         """Prometheus metrics."""
-        made.cpu("tokenizer", time.process_time())
+        made.cpu(time.process_time())
         for index, replica in enumerate(state.intake.replicas):
             made.counts(_counters(replica.load, len(state.intake.replicas)), index)
             made.drafts(replica.load.drafts or DraftTotals(), index)
-            if is_first:
-                made.cpu("scheduler", replica.load.cpu_s, index)
         made.startup(startup_time(state))
         made.routing_keys(state.intake.load.routing_keys)
         values = gauges(state) | await expert_balance(state) | await rank_wait(state)
@@ -306,6 +304,7 @@ def _counters(load_: LoadReport, num_replicas: int) -> dict[str, float]:
             f"forward_execution_seconds_total category={kind}": load_.forward_s.get(kind, 0.0)
             for kind in ("extend", "decode", "mixed")
         },
+        "process_cpu_seconds_total component=scheduler": load_.cpu_s,
         "num_retracted_requests_total": load_.num_retracted,
         "evicted_tokens_total": load_.num_evicted_tokens,
         "realtime_tokens_total mode=prefill_compute": load_.num_prefilled,

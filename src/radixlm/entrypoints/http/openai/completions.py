@@ -20,7 +20,8 @@ from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body, off_lo
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import (
     CompletionLogprobs,
-    check_prompt_logprobs,
+    asked_top,
+    prompt_need,
     prompt_rows,
 )
 from radixlm.entrypoints.http.openai.protocol import (
@@ -265,14 +266,10 @@ def _echo(state: ServerState, body: CompletionRequest, prompt: Prompt) -> str:
 
 
 def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobParams | None:
-    top = body.logprobs
-    if top is not None and not 0 <= top <= vocab:
-        raise InvalidRequest(f"logprobs must be from 0 to {vocab}, got {top}", "logprobs")
-    of_prompt = body.prompt_logprobs
-    if of_prompt is not None:
-        check_prompt_logprobs(of_prompt, vocab, bool(body.stream))
-        return LogprobParams(0, max(top or 0, of_prompt))
-    if top is None:
+    top = asked_top(body.logprobs, vocab, "logprobs")
+    if body.prompt_logprobs is not None:
+        return prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
+    if body.logprobs is None:
         return LogprobParams() if ranks else None
     return LogprobParams(0 if body.echo else -1, top)
 

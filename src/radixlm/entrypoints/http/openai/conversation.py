@@ -17,10 +17,9 @@ from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.custom_tools import read_custom_tools
 from radixlm.entrypoints.http.openai.functions import in_words_of, read_functions
-from radixlm.entrypoints.http.openai.logprobs import check_prompt_logprobs
+from radixlm.entrypoints.http.openai.logprobs import asked_top, prompt_need
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
-    MAX_TOP_LOGPROBS,
     ChatRequest,
     check_request,
 )
@@ -394,16 +393,10 @@ async def _prediction_ids(state: ServerState, prediction: Mapping[str, Any] | No
 
 
 def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
-    top = body.top_logprobs
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(
-            f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {top}", "top_logprobs"
-        )
-    of_prompt = body.prompt_logprobs
-    if of_prompt is not None:
-        check_prompt_logprobs(of_prompt, vocab, bool(body.stream))
-        return LogprobParams(0, max(top or 0, of_prompt))
-    return LogprobParams(-1, top or 0) if body.logprobs else None
+    top = asked_top(body.top_logprobs, vocab, "top_logprobs")
+    if body.prompt_logprobs is not None:
+        return prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
+    return LogprobParams(-1, top) if body.logprobs else None
 
 
 def _set_grammar(

@@ -5,7 +5,9 @@ from typing import Any
 from radixlm.base.errors import InvalidRequest
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Logprobs, TopLogprobs
+from radixlm.wire.requests import LogprobParams
 
+ALL = -1  # of vLLM: all tokens of the vocabulary
 LOWEST = -9999.0  # JSON has no infinity
 
 
@@ -32,8 +34,10 @@ def chat_logprobs(
         return entries
     for place, (logprob, token_id) in enumerate(logprobs.chosen):
         entry = _entry(tokenizer, token_id, logprob or 0.0, as_ids)
-        rows = (logprobs.top[place] if place < len(logprobs.top) else None) or []
-        entry["top_logprobs"] = [_entry(tokenizer, t, lp, as_ids) for lp, t in rows[:top]]
+        rows = logprobs.top[place] if place < len(logprobs.top) else None
+        entry["top_logprobs"] = [
+            _entry(tokenizer, t, lp, as_ids) for lp, t in _likeliest(rows, top)
+        ]
         entries.append(entry)
     return entries
 
@@ -83,7 +87,7 @@ class CompletionLogprobs:
         """The chosen token is always among them."""
         if logprob is None:
             return None
-        row = {self._name(t): _finite(lp) for lp, t in (rows or [])[: self._top]}
+        row = {self._name(t): _finite(lp) for lp, t in _likeliest(rows, self._top)}
         row.setdefault(self._name(token_id), _finite(logprob))
         return row
 
@@ -91,12 +95,25 @@ class CompletionLogprobs:
         return token_name(self._tokenizer, token_id, self._as_ids)
 
 
-def check_prompt_logprobs(count: int, vocab: int, streams: bool) -> None:
-    """InvalidRequest for a ``prompt_logprobs`` that cannot be answered."""
-    if count > vocab or streams:
-        raise InvalidRequest(
-            f"prompt_logprobs must be at most {vocab}, and stream false", "prompt_logprobs"
-        )
+def asked_top(count: int | None, vocab: int, param: str) -> int:
+    """How many likeliest tokens a field asks for: None none, -1 all of the vocabulary.
+    InvalidRequest below -1 and above ``vocab``."""
+    if count is not None and not ALL <= count <= vocab:
+        message = f"{param} must be from 0 to {vocab}, or -1 for all tokens, got {count}"
+        raise InvalidRequest(message, param)
+    return vocab if count == ALL else count or 0
+
+
+def prompt_need(count: int, top: int, vocab: int, streams: bool) -> LogprobParams:
+    """What ``prompt_logprobs`` asks of the engine, and ``top`` likeliest tokens of the output."""
+    if streams and count:
+        raise InvalidRequest("prompt_logprobs: not with stream", "prompt_logprobs")
+    return LogprobParams(0, max(top, asked_top(count, vocab, "prompt_logprobs")))
+
+
+def _likeliest(rows: TopLogprobs | None, top: int) -> TopLogprobs:
+    """The first ``top`` rows; -1: all."""
+    return (rows or []) if top == ALL else (rows or [])[:top]
 
 
 def prompt_rows(
@@ -110,10 +127,10 @@ def prompt_rows(
             rows.append(None)
             continue
         assert logprobs is not None
-        likeliest = (logprobs.top[place] if place < len(logprobs.top) else None) or []
+        likeliest = logprobs.top[place] if place < len(logprobs.top) else None
         row = {
             str(t): _ranked(tokenizer, t, lp, rank + 1)
-            for rank, (lp, t) in enumerate(likeliest[:top])
+            for rank, (lp, t) in enumerate(_likeliest(likeliest, top))
         }
         row.setdefault(str(token_id), _ranked(tokenizer, token_id, logprob, None))
         rows.append(row)

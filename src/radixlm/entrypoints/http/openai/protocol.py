@@ -21,7 +21,6 @@ from radixlm.entrypoints.request_model import (
 )
 
 MAX_PROMPTS = 4096
-MAX_TOP_LOGPROBS = 20
 
 
 def _with_plain_roles(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,7 +86,7 @@ class CompletionRequest(Generation):
     echo: bool | None = False
     logprobs: int | None = None
     suffix: str | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None  # of vLLM
+    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None  # of vLLM; -1: all tokens
 
 
 @with_fields("chat")
@@ -122,7 +121,7 @@ class ChatRequest(Generation):
     input_ids: Ints | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None  # of vLLM
+    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None  # of vLLM; -1: all tokens
     echo: bool | None = False  # of vLLM: a message that is continued comes with its beginning
     modalities: list[Literal["text", "audio", "image"]] | None = None
 

@@ -76,6 +76,10 @@ def client_names(body: Generation) -> dict[str, str]:
     names |= {"text": "prompt", "max_tokens": names["max_new_tokens"]}
     if getattr(body, "input_ids", None) is not None:
         names |= {"prompt": "input_ids", "text": "input_ids"}
+    if getattr(body, "prompt_logprobs", None) is not None:
+        names["top_logprobs"] = "prompt_logprobs"
+    elif body.api == "completions":
+        names["top_logprobs"] = "logprobs"
     return names
 
 

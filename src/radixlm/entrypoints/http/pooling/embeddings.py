@@ -12,7 +12,8 @@ from pydantic import Field
 
 from radixlm.arch.media.spec import Modality
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import json_answer, json_response
+from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.conversation import Conversation, check_input, prompt_of
 from radixlm.entrypoints.http.pooling.overrides import VectorsOfInputs, read_overrides
@@ -54,6 +55,8 @@ from radixlm.entrypoints.request_model import (
 
 router = APIRouter(tags=["pooled"])
 
+BYTES_A_ROW = 1 << 10  # what a token's row costs, as bytes of a body
+
 
 class TextInput(Body):
     """An input as an object: a text, an image (URL, data URI, base64), a video, or of these
@@ -94,9 +97,10 @@ class EmbeddingRequest(Pooled):
 
 class PoolingRequest(EmbeddingRequest):
     """POST /pooling, vLLM's: vectors, or the probabilities of a score head (with
-    ``use_activation`` false its scores)."""
+    ``use_activation`` false its scores). The tasks ``token_embed`` (vectors of length 1, unless
+    ``use_activation`` is false) and ``token_classify``: a row for each token."""
 
-    task: Literal["embed", "classify", "score"] | None = None
+    task: Literal["embed", "classify", "score", "token_embed", "token_classify"] | None = None
 
 
 class ClassifyRequest(Pooled):
@@ -133,30 +137,33 @@ async def embeddings(request: Request) -> Response:
     """Vectors of texts and images."""
     body = await read_body(request, EmbeddingRequest)
     answer = answer_embeddings(state_of(request), body)
-    return _response(body, await cancel_on_disconnect(request, answer), "embedding")
+    return await _response(body, await cancel_on_disconnect(request, answer), "embedding")
 
 
 @router.post("/pooling", openapi_extra=documented(PoolingRequest))
 async def pooling(request: Request) -> Response:
     """Vectors, or the probabilities of a score head, in the form of vLLM."""
     body = await read_body(request, PoolingRequest)
-    answer = _answer_pooling(state_of(request), body)
-    return _response(body, await cancel_on_disconnect(request, answer), "data")
+    answer = answer_pooling(state_of(request), body)
+    return await _response(body, await cancel_on_disconnect(request, answer), "data")
 
 
-def _response(body: EmbeddingRequest, answer: dict[str, Any], name: str) -> Response:
+async def _response(body: EmbeddingRequest, answer: dict[str, Any], name: str) -> Response:
     """JSON, or vLLM's form in bytes."""
     if body.encoding_format not in ("bytes", "bytes_only"):
-        return json_response(answer)
+        return await json_answer(answer)
     numbers, order = body.embed_dtype or "float32", body.endianness or "native"
     return bytes_response(answer, name, numbers, order, body.encoding_format == "bytes")
 
 
-async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, Any]:
-    gives = "classify" if pool_of(state).gives == "scores" else "embed"
-    if body.task is not None and (body.task == "embed") != (gives == "embed"):
-        raise InvalidRequest(f"task: this model does {gives}", "task")
-    activates = gives == "classify" and body.use_activation is not False
+async def answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, Any]:
+    gives_scores = pool_of(state).gives == "scores"
+    tasks = ("classify", "score", "token_classify") if gives_scores else ("embed", "token_embed")
+    if body.task not in (None, *tasks):
+        raise InvalidRequest(f"task: this model does {' and '.join(tasks)}", "task")
+    if body.task == "token_embed" and body.use_activation is None:
+        body = body.model_copy(update={"use_activation": True})
+    activates = gives_scores and body.use_activation is not False
     answer = await answer_embeddings(state, body, activates)
     data = [{"object": "pooling", "index": one["index"], "data": one["embedding"]}
             for one in answer["data"]]  # fmt: skip
@@ -173,12 +180,9 @@ async def answer_embeddings(
     data = []
     results = await _pool(state, body, body.input, body.prompt_name)
     for index, one in enumerate(results):
-        vector: Any = probabilities(state, one.vector) if activates else one.vector
-        vector = truncate(state, vector, body.dimensions)
-        vector = normalized(vector) if normalizes else vector
-        if body.encoding_format == "base64":
-            vector = packed(vector, body.embed_dtype or "float32", body.endianness or "native")
-        data.append({"object": "embedding", "index": index, "embedding": vector})
+        args = state, body, one, activates, normalizes
+        shown = await off_loop(BYTES_A_ROW * len(one.rows or ()), _shown, *args)
+        data.append({"object": "embedding", "index": index, "embedding": shown})
     return {
         "id": f"embd-{secrets.token_hex(16)}",
         "object": "list",
@@ -187,6 +191,27 @@ async def answer_embeddings(
         "model": model,
         "usage": prompt_usage(results),
     }
+
+
+def _shown(
+    state: ServerState,
+    body: EmbeddingRequest,
+    result: PoolingResult,
+    activates: bool,
+    normalizes: bool,
+) -> list[float] | list[list[float]] | str:
+    """The vector of a result, or its rows, as the body asks for them."""
+
+    def finished(vector: list[float]) -> list[float]:
+        vector = probabilities(state, vector) if activates else vector
+        vector = truncate(state, vector, body.dimensions)
+        return normalized(vector) if normalizes else vector
+
+    rows = result.rows
+    shown = finished(result.vector) if rows is None else [finished(row) for row in rows]
+    if body.encoding_format == "base64":
+        return packed(shown, body.embed_dtype or "float32", body.endianness or "native")
+    return shown
 
 
 def _normalizes(state: ServerState, is_asked: bool | None) -> bool:
@@ -217,13 +242,13 @@ async def _pool(
             for i, one in enumerate(inputs)
         ]
     adds = body.add_special_tokens is not False
-    overrides = None
+    overrides, task = None, body.task if isinstance(body, PoolingRequest) else None
     if isinstance(body, EmbeddingRequest):
         token, vectors = body.embed_override_token_id, body.embed_overrides
         overrides = read_overrides(state, token, vectors, len(prompts))
     return await pool(
         state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds,
-        overrides,
+        overrides, task in ("token_embed", "token_classify"),
     )  # fmt: skip
 
 

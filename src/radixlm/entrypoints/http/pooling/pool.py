@@ -14,6 +14,7 @@ from radixlm.entrypoints.http.middleware import fair_share_key
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import checked_truncation
 from radixlm.entrypoints.http.pooling.overrides import Overrides
+from radixlm.entrypoints.http.pooling.token_rows import check_rows, rows_of
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import MediaSource
@@ -60,6 +61,7 @@ class PoolingResult:
     vector: list[float]
     output: Output
     hidden: list[float] | None = None
+    rows: list[list[float]] | None = None  # of tokens, with ``per_token``
 
 
 def pool_of(state: ServerState) -> Pool:
@@ -118,17 +120,18 @@ async def pool(
     with_hidden: bool = False,
     adds_special_tokens: bool = True,
     overrides: Overrides | None = None,
+    per_token: bool = False,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
     model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
     ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes.
     ``with_hidden``: return pooled hidden states too. ``adds_special_tokens``: to texts.
-    ``overrides``: vectors in the place of tokens."""
+    ``overrides``: vectors in the place of tokens. ``per_token``: rows of tokens instead."""
     kinds = pool_of(state).pooling.split("+")
     if with_hidden and not _PER_TOKEN.isdisjoint(kinds):
         message = "return_pooled_hidden_states: this model scores tokens, it pools no hidden state"
         raise InvalidRequest(message, "return_pooled_hidden_states")
-    is_whole = kinds != ["last"]
+    is_whole, has_steps = kinds != ["last"] or per_token, kinds == ["steps"]
     rids = _of_each(rid, len(prompts), "rid")
     if isinstance(rid, str) and len(prompts) > 1:
         rids = [f"{rid}_{index}" for index in range(len(prompts))]
@@ -154,14 +157,20 @@ async def pool(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
                 prompt=read,
-                pooling=PoolingParams(first_len, is_whole, with_hidden),
+                pooling=PoolingParams(
+                    first_len, is_whole, with_hidden, per_token and not has_steps
+                ),
                 rid=rids[index],
                 priority=priority,
                 fair_key=fair_share_key(),
                 adapter=adapters[index] or None,
             )
         )
+    if per_token:
+        check_rows(state, pool_of(state), requests)
     results = await generate.collect(state, requests)
+    if per_token:
+        return [_rows(state, outputs[0]) for outputs in results]
     num_hidden = state.intake.facts.embed_dim * len(kinds) if with_hidden else 0
     return [_pooled(outputs[0], num_hidden) for outputs in results]
 
@@ -180,6 +189,10 @@ def _pooled(output: Output, num_hidden: int) -> PoolingResult:
         raise InvalidRequest("the engine returned no vector for this prompt")
     end = len(output.pooled) - num_hidden
     return PoolingResult(output.pooled[:end], output, output.pooled[end:] if num_hidden else None)
+
+
+def _rows(state: ServerState, output: Output) -> PoolingResult:
+    return PoolingResult([], output, rows=rows_of(state, pool_of(state), output))
 
 
 async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str) -> ReadPrompt:

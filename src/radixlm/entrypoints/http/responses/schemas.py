@@ -12,7 +12,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.continuation.stream_journal import draw_hex
 from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.batches.files import page
-from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
+from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.responses.client_tools import call_of, client_tools
 from radixlm.entrypoints.http.responses.toolbox import is_remote
 from radixlm.entrypoints.request_model import (
@@ -69,7 +69,7 @@ class ResponsesRequest(Body):
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: Objects | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     user: str | None = None

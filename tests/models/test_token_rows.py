@@ -1,0 +1,64 @@
+"""vLLM's tasks token_embed and token_classify through the engine: a row for each token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.fakes.pooled_checkpoint import made, oracle
+from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.models.test_pooling import engine, prompts
+from tests.models.test_pooling_heads import MARK, VALUE, apply, hidden, rebuilt, steps
+
+import radixlm
+from radixlm.entrypoints.http.pooling.embeddings import PoolingRequest, answer_pooling
+from radixlm.entrypoints.request_model import make
+
+
+def rows(served: radixlm.Engine, ids: list[list[int]], **fields: Any) -> list[Any]:
+    """The data of /pooling for each prompt."""
+    body = make(PoolingRequest, {"input": ids, **fields})
+    answer = served._wait(answer_pooling(served._route_calls().state, body))
+    return [one["data"] for one in answer["data"]]
+
+
+def test_vectors_of_a_decoders_tokens_come_in_chunks_and_from_no_cache() -> None:
+    texts = prompts("rows")  # the longest in two chunks
+    with engine(cached_tiny("Qwen3ForCausalLM"), is_embedding=True) as served:
+        pooled = [one["embedding"] for one in served.encode(input_ids=texts)]
+        got = rows(served, texts, task="token_embed")
+        assert rows(served, texts, task="embed") == pooled
+    for ids, found, last in zip(texts, got, pooled, strict=True):
+        wanted = F.normalize(hidden("Qwen3ForCausalLM", ids), dim=-1).numpy()
+        assert np.asarray(found).shape == wanted.shape
+        assert np.allclose(found, wanted, atol=1e-4) and np.allclose(found[-1], last, atol=1e-6)
+
+
+def test_an_encoder_gives_vectors_or_classes_of_tokens() -> None:
+    folder, text = made("BertModel"), prompts("bert")[0]
+    with engine(folder) as served:
+        (got,) = rows(served, [text], task="token_embed")
+    with torch.inference_mode():
+        states = oracle(folder)(input_ids=torch.tensor([text])).last_hidden_state[0]
+    assert np.allclose(got, F.normalize(states, dim=-1).numpy(), atol=1e-4)
+    with engine(made("BertForSequenceClassification")) as served:
+        (classes,) = rows(served, [text], task="token_classify")
+        (whole,) = rows(served, [text], task="classify")
+    assert np.asarray(classes).shape == (len(text), 3)
+    assert classes[0] == pytest.approx(whole, abs=1e-6)  # it pools the first token
+
+
+def test_rewards_of_tokens_and_of_steps(tmp_path: Path) -> None:
+    text = prompts("reward")[2]
+    text[3] = text[40] = MARK
+    with engine(rebuilt("LlamaForRewardModel", tmp_path / "reward")) as served:
+        (got,) = rows(served, [text], task="token_classify", use_activation=False)
+    wanted = apply(VALUE, "v_head", hidden("LlamaForCausalLM", text))
+    assert np.allclose(got, wanted.numpy(), atol=1e-4)
+    with engine(rebuilt("Qwen2ForProcessRewardModel", tmp_path / "steps")) as served:
+        (got,) = rows(served, [text], task="token_classify")
+    assert np.allclose(got, steps(hidden("Qwen2ForCausalLM", text), text)[:, None], atol=1e-4)
