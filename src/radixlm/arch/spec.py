@@ -883,6 +883,8 @@ class Encoder(Record):
     disentangled: Disentangled | None = None
     has_final_norm: bool = True
     is_shared: bool = False  # one block's weights serve all layers
+    # a token without an embedding; others grow by what a text has less of it than in training (ESM)
+    dropped_token: int | None = None
 
 
 class AltUp(Record):
