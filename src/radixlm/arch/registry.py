@@ -142,6 +142,8 @@ ARCHITECTURES: dict[str, str] = {
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
     "LaraMiniForCausalLM": "linear:lara_mini",
+    "Lfm2BidirectionalForMaskedLM": "heads:lfm2_bidirectional",
+    "Lfm2BidirectionalModel": "heads:lfm2_bidirectional",
     "Lfm2ForCausalLM": "linear:lfm2",
     "Lfm2MoeForCausalLM": "linear:lfm2_moe",
     "Lfm3ForCausalLM": "linear:lfm3",

@@ -48,9 +48,11 @@ class EncoderModel(Module):
         self.spec: Encoder = decoder.encoder
         kernels, device = context.kernels, context.device
         self.use_program = cpu.available and device.type == "cpu"
-        mixers = [block.mixer for block in decoder.blocks if isinstance(block.mixer, Attention)]
-        assert len(mixers) == len(decoder.blocks), "an encoder has attention in every layer"
-        ropes = list(dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None))
+        positions = [
+            block.mixer.rope if isinstance(block.mixer, Attention) else None
+            for block in decoder.blocks
+        ]
+        ropes = list(dict.fromkeys(rope for rope in positions if rope is not None))
         self.ropes = RopeTables(ropes, kernels, device)
         self._make_tables(self.spec.embed_dim or decoder.dim)
         self.blocks = [
@@ -58,10 +60,10 @@ class EncoderModel(Module):
                 block,
                 decoder.dim,
                 context,
-                ropes.index(mixer.rope) if mixer.rope is not None else -1,
+                ropes.index(rope) if rope is not None else -1,
                 (0, 0),
             )
-            for block, mixer in zip(self._blocks_with_weights, mixers, strict=False)
+            for block, rope in zip(self._blocks_with_weights, positions, strict=False)
         ]
         if decoder.layer_inputs is not None:
             inputs, count = decoder.layer_inputs, len(self.blocks)
