@@ -176,6 +176,7 @@ ARCHITECTURES: dict[str, str] = {
     "MinistralForCausalLM": "llama:ministral",
     "Mistral4ForCausalLM": "mla:mistral4",
     "MistralForCausalLM": "llama:mistral",
+    "MistralLarge3ForCausalLM": "mla:mistral_large3",
     "MistralLarge4ForCausalLM": "mistral_large4:mistral_large4",
     "MixtralForCausalLM": "mixtral:mixtral",
     "MllamaForCausalLM": "mllama:mllama",
