@@ -187,6 +187,8 @@ ARCHITECTURES: dict[str, str] = {
     "MptForCausalLM": "alibi:mpt",
     "MuseGlimmerForCausalLM": "muse:muse_glimmer",
     "MuseSparkForCausalLM": "muse:muse_spark",
+    "NanbeigeForCausalLM": "own_code:nanbeige",
+    "NanbeigeForSequenceClassification": "heads:classifier",
     "NanoChatForCausalLM": "llama4:nanochat",
     "NemotronForCausalLM": "phi:nemotron",
     "NemotronHForCausalLM": "hybrid:nemotron_h",
