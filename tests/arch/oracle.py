@@ -192,6 +192,7 @@ ALIASES = {
     *("BaiChuanForCausalLM", "BailingMoEForCausalLM", "ChatGLMForConditionalGeneration"),
     *("Ernie4_5_ForCausalLM", "Ernie4_5_MoEForCausalLM", "ExaoneMoEForCausalLM"),
     *("IQuestCoderForCausalLM", "MPTForCausalLM", "PhiMoEForCausalLM"),
+    "MistralLarge3ForCausalLM",
     *("Llama4ForConditionalGeneration", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     "MiniMaxM3SparseForCausalLM",
     *("MuseGlimmerForCausalLM", "MuseSparkForCausalLM", "Step3p5ForCausalLM"),

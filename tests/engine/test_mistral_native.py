@@ -144,6 +144,25 @@ def test_a_native_folder_equals_hugging_face(architecture: str, tmp_path: Path) 
     assert relative_error(ours, wanted) < 1e-4
 
 
+@pytest.mark.parametrize("has_native_names", [False, True])
+def test_mistral_large_3_by_its_config(has_native_names: bool, tmp_path: Path) -> None:
+    changes, _ = CASES["Mistral4ForCausalLM"]
+    theirs, folder = cached_tiny("Mistral4ForCausalLM", **changes), tmp_path / "m"
+    config = json.loads((theirs / "config.json").read_text())
+    beta = config["rope_parameters"].pop("llama_4_scaling_beta")
+    config |= {"architectures": ["MistralLarge3ForCausalLM"], "model_type": "deepseek_v3"}
+    config["llama_4_scaling"] = {"beta": beta, "original_max_position_embeddings": 16}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    held = load_file(theirs / "model.safetensors")
+    save_file(native_tensors(theirs, 0) if has_native_names else held, folder / "model.safetensors")
+    ids = torch.randint(3, 380, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        wanted = reference_model(theirs)(torch.tensor([ids])).logits[0]
+    ours = PagedRunner(load_model(folder)).prefill({0: ids}, num_chunks=3)[0]
+    assert relative_error(ours, wanted) < 1e-4
+
+
 def test_windows_of_some_layers_repeat() -> None:
     config = config_of({"dim": 64, "n_layers": 4, "sliding_window": [8, None]}, "params.json")
     assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2

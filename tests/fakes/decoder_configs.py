@@ -31,10 +31,20 @@ _DELTA = {
     "linear_value_head_dim": 24,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_BERT = {"num_key_value_heads": None, "is_decoder": True}
 
 # architecture -> changes to the common tiny config; None drops a common key
 DECODER_CONFIGS: dict[str, dict[str, Any]] = {
     **UNUSUAL_CONFIGS,
+    "BertLMHeadModel": _BERT,
+    "CamembertForCausalLM": _BERT,
+    "Data2VecTextForCausalLM": _BERT,
+    "ErnieForCausalLM": _BERT,
+    "MegatronBertForCausalLM": _BERT,
+    "RobertaForCausalLM": _BERT,
+    "RobertaPreLayerNormForCausalLM": _BERT,
+    "XLMRobertaForCausalLM": _BERT,
+    "XLMRobertaXLForCausalLM": _BERT,
     "BloomForCausalLM": {**_NO_KV, "n_layer": 3, "n_head": 6, "hidden_size": 48},
     "MptForCausalLM": {
         **_NO_KV,

@@ -41,6 +41,7 @@ _T5 |= {"vocab_size": VOCAB, "pad_token_id": 0}
 _PADDED = {"pad_token_id": 1}
 _DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
 _DEBERTA |= {"position_buckets": 16, "position_biased_input": False}
+_ESM_2 = {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 7}
 
 ENCODERS: dict[str, dict[str, Any]] = {
     "BertModel": {},
@@ -86,6 +87,10 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "RemBertForSequenceClassification": {"input_embedding_size": 64},
     "EuroBertModel": {"num_key_value_heads": 2, "mlp_bias": True},
     "EuroBertForSequenceClassification": {"num_key_value_heads": 2},
+    "RoFormerModel": {"embedding_size": 32},
+    "RoFormerForSequenceClassification": {"hidden_act": "relu"},
+    "EsmModel": {**_PADDED, **_ESM_2},
+    "EsmForSequenceClassification": {**_PADDED, "emb_layer_norm_before": True},
 }
 _FEW = {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 _GEMMA3 = {**_FEW, "head_dim": 24, "sliding_window": 12, "layer_types": None}
@@ -113,7 +118,7 @@ HEADS: dict[str, dict[str, Any]] = {
     },
 }
 MEANS = ("MPNet", "Deberta", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
-MEANS += ("EmbeddingGemma2",)
+MEANS += ("EmbeddingGemma2", "Esm")
 
 
 def made(architecture: str, **changes: Any) -> Path:

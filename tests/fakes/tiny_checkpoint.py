@@ -96,8 +96,9 @@ def make_tiny(
 def randomise(model: torch.nn.Module) -> None:
     """Random weights with a spread of logits near one, and norms and biases that have an effect."""
     buffers = [b for name, b in model.named_buffers() if "correction" in name]
+    trained = [p for p in model.parameters() if p.requires_grad]  # a table of sines is not
     with torch.no_grad():
-        for tensor in [*model.parameters(), *buffers]:
+        for tensor in [*trained, *buffers]:
             if tensor.dim() > 1:
                 tensor.normal_(0, 0.1)
             else:

@@ -1,12 +1,14 @@
-"""IQuest LoopCoder against its mathematics in plain torch."""
+"""Models whose layers run again, IQuest LoopCoder and Nanbeige, against plain torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.fakes.tiny_checkpoint import write_tokenizer
 from tests.models.reference_math import (
     Shapes,
     attention,
@@ -17,6 +19,7 @@ from tests.models.reference_math import (
     rotated,
     swiglu,
 )
+from tests.models.test_pooling import engine
 from torch import Tensor
 
 DIM, HEADS, WIDTH, INNER, VOCAB, WINDOW, LAYERS = 64, 4, 16, 48, 100, 5, 2
@@ -66,3 +69,58 @@ def test_loop_coder(tmp_path: Path, runs: int) -> None:
         return F.linear(rms(x, w["model.norm.weight"]), w["lm_head.weight"])
 
     check(tmp_path, reference)
+
+
+def _nanbeige(
+    folder: Path, head: str, rows: int, **changes: object
+) -> Callable[[list[int]], Tensor]:
+    """Save a tiny Nanbeige with a ``head`` of so many rows; returns its computation."""
+    config: dict[str, object] = {"model_type": "nanbeige", "num_loops": 2}
+    config |= {"hidden_size": DIM, "num_attention_heads": 6, "num_key_value_heads": 2}
+    config |= {"intermediate_size": INNER, "num_hidden_layers": LAYERS, "vocab_size": VOCAB}
+    config |= {"head_dim": WIDTH, "max_position_embeddings": 128, "rope_theta": 10000.0}
+    config |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "loop_loss_weights": []}
+    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
+    shapes[head] = (rows, DIM)
+    for i in range(LAYERS):
+        at = f"model.layers.{i}."
+        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        for name, count in (("q", 6), ("k", 2), ("v", 2)):
+            shapes[f"{at}self_attn.{name}_proj.weight"] = (count * WIDTH, DIM)
+        shapes[at + "self_attn.o_proj.weight"] = (DIM, 6 * WIDTH)
+        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
+        shapes[at + "mlp.down_proj.weight"] = (DIM, INNER)
+    w = checkpoint(folder, config | changes, shapes)
+
+    def reference(ids: list[int]) -> Tensor:
+        x = w["model.embed_tokens.weight"][ids]
+        for run in range(2):
+            for i in range(LAYERS):
+                at = f"model.layers.{i}."
+                h = rms(x, w[at + "input_layernorm.weight"])
+                q, k, v = heads(w, at + "self_attn.", h, WIDTH)
+                read = attention(rotated(q), rotated(k), v, WIDTH**-0.5)
+                x = x + F.linear(read, w[at + "self_attn.o_proj.weight"])
+                h = rms(x, w[at + "post_attention_layernorm.weight"])
+                x = x + swiglu(w, at + "mlp.", h)
+            if run == 1 or not changes.get("skip_loop_final_norm"):
+                x = rms(x, w["model.norm.weight"])
+        return F.linear(x, w[head])
+
+    return reference
+
+
+@pytest.mark.parametrize("skips_norm", [False, True])
+def test_nanbeige(tmp_path: Path, skips_norm: bool) -> None:
+    changes = {"architectures": ["NanbeigeForCausalLM"], "skip_loop_final_norm": skips_norm}
+    check(tmp_path, _nanbeige(tmp_path, "lm_head.weight", VOCAB, **changes))
+
+
+def test_nanbeige_as_a_classifier(tmp_path: Path) -> None:
+    name = "NanbeigeForSequenceClassification"
+    reference = _nanbeige(tmp_path, "score.weight", 3, architectures=[name], num_labels=3)
+    write_tokenizer(tmp_path)
+    text = list(range(3, 50))
+    with engine(tmp_path) as served:
+        got = served.encode(input_ids=text)["embedding"]
+    assert got == pytest.approx(reference(text)[-1].tolist(), abs=1e-4)

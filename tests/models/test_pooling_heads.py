@@ -23,6 +23,7 @@ from tests.models.test_pooling import engine, prompts
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformers.models.lfm2 import modeling_lfm2
 
 from radixlm.arch.registry import ARCHITECTURES
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest, PromptTooLong
@@ -184,6 +185,35 @@ def test_voyage_projects_the_mean_of_a_bidirectional_qwen(tmp_path: Path) -> Non
         got = served.encode(input_ids=text)["embedding"]
     wanted = F.normalize(apply(projection, "linear", out.mean(0)), dim=0)
     assert got == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def _centered(x: Tensor, weight: Tensor, bias: Tensor, **_: object) -> Tensor:
+    """In place of transformers' causal convolution."""
+    return F.conv1d(x, weight[:, None], bias, padding=weight.shape[1] // 2, groups=len(weight))
+
+
+@pytest.mark.parametrize("prefix", ["", "lfm2."])
+def test_lfm2_as_an_encoder(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, texts = copy_tiny(cached_tiny("Lfm2ForCausalLM"), tmp_path / "m"), prompts("lfm2")
+    body, wanted = oracle(folder).base_model, []
+    with torch.inference_mode(), monkeypatch.context() as patched:
+        patched.setattr(modeling_lfm2, "causal_conv1d_fn", _centered)
+        for ids in texts:
+            masks = {"full_attention": torch.zeros(1, 1, len(ids), len(ids)), "conv": None}
+            out = body(torch.tensor([ids]), attention_mask=masks, use_cache=False)
+            wanted.append(F.normalize(out.last_hidden_state[0, 0], dim=0))
+    held = load_file(folder / "model.safetensors")
+    held = {prefix + name.removeprefix("model."): tensor for name, tensor in held.items()}
+    save_file(held, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    name = "Lfm2BidirectionalForMaskedLM" if prefix else "Lfm2BidirectionalModel"
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    with engine(folder) as served:
+        got = [one["embedding"] for one in served.encode(input_ids=texts)]
+        alone = served.encode(input_ids=texts[0])["embedding"]
+    for vector, states in zip(got, wanted, strict=True):
+        assert vector == pytest.approx(states.tolist(), abs=1e-4)
+    assert alone == got[0]
 
 
 def _with_tasks(folder: Path, *tasks: str) -> Tensors:
@@ -356,7 +386,7 @@ def test_a_sentence_transformers_folder_loads_as_it_is(tmp_path: Path) -> None:
     assert asked == same != plain
 
 
-MASKED = ("Bert", "DistilBert", "ModernBert", "MPNet", "Roberta")
+MASKED = ("Bert", "DistilBert", "Esm", "ModernBert", "MPNet", "RoFormer", "Roberta")
 
 
 @pytest.mark.parametrize("stem", MASKED)
@@ -365,7 +395,7 @@ def test_a_masked_language_model_gives_vectors(stem: str) -> None:
     folder = made(f"{stem}ForMaskedLM", **settings)
     with torch.inference_mode():
         hidden = oracle(folder).base_model(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
-    pooled = hidden.mean(0) if stem == "MPNet" else hidden[0]
+    pooled = hidden.mean(0) if stem in ("Esm", "MPNet") else hidden[0]
     with engine(folder) as served:
         got = served.encode(input_ids=[5, 6, 7])["embedding"]
     assert got == pytest.approx(F.normalize(pooled, dim=0).tolist(), abs=1e-4)
@@ -558,6 +588,12 @@ def test_every_architecture_that_pools_is_tested() -> None:
     known = {n for n, row in ARCHITECTURES.items() if row.partition(":")[0] in modules}
     same = {"NewForSequenceClassification", "EmbeddingGemmaModel", "CLIPTextModelWithProjection"}
     same |= {"GteNewForSequenceClassification"} | {n for n in known if n.endswith("ForMaskedLM")}
-    same |= {"VoyageQwen3BidirectionalEmbedModel", "JinaEmbeddingsV5Model"}  # tests of their own
+    # tests of their own
+    same |= {
+        "NanbeigeForSequenceClassification",
+        "VoyageQwen3BidirectionalEmbedModel",
+        "JinaEmbeddingsV5Model",
+        "Lfm2BidirectionalModel",
+    }
     tested = {*ENCODERS, *HEADS, *CASES, *RENAMED, *BESIDE_A_TOWER, "CLIPModel"}
     assert known == tested | same

@@ -158,7 +158,7 @@ PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
     "text_model.model.",
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
-    *("model.", ""),
+    *("lfm2.", "model.", ""),
 )
 
 
@@ -178,7 +178,8 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
 
 
 _BUFFERS = re.compile(
-    r"\.(inv_freq|attn\.(embed_positions|causal_mask)|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
+    r"(^|\.)encoder\.embed_positions\.weight$"  # RoFormer's sines
+    r"|\.(inv_freq|attn\.(embed_positions|causal_mask)|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias|attention\.bias"
     r"|position_ids|lora_[AB]\.(vision|speech)\.weight|slope_rate|layer_multipliers|ngram_heads_(offsets|vocab_sizes)|(query|key|diagonal)_decay)$"
 )
 # Encoders of composite checkpoints and predictors of further tokens are no part of the decoder.
@@ -198,7 +199,7 @@ _TIED_HEADS = tuple(
 _SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")
 # Heads of other tasks in the checkpoint of an encoder.
 _OTHER_HEADS = re.compile(
-    r"^logit_scale$|^(head|decoder)\.|(^|\.)(lm_head|generator_(lm_head|predictions)|cls|pooler|classifier|score"
+    r"^logit_scale$|^(head|decoder)\.|(^|\.)(lm_head|contact_head|generator_(lm_head|predictions)|cls|pooler|classifier|score"
     r"|qa_outputs|predictions|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )
@@ -232,6 +233,8 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     if decoder.encoder is None and _ENCODER.match(name):
         return True
+    if decoder.head_bias and name.endswith(".bias") and _is_head(name, decoder):
+        return True  # BERT's heads have it twice
     if decoder.pool is not None and (_OTHER_HEADS.search(name) or _is_head(name, decoder)):
         return True
     expert = _EXPERT_OF.search(name)

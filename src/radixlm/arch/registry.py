@@ -38,9 +38,11 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeV3ForCausalLM": "mla:bailing_moe_v3",
     "BambaForCausalLM": "hybrid:bamba",
     "BeamForCausalLM": "moe:beam",
+    "BertLMHeadModel": "bert_decoders:bert_decoder",
     "BioGptForCausalLM": "gptj:biogpt",
     "BitNetForCausalLM": "llama4:bitnet",
     "BloomForCausalLM": "alibi:bloom",
+    "CamembertForCausalLM": "bert_decoders:roberta",
     "ChatGLMForConditionalGeneration": "custom:chatglm",
     "ChatGLMModel": "custom:chatglm",
     "CLIPTextModelWithProjection": "bert:clip",
@@ -54,6 +56,7 @@ ARCHITECTURES: dict[str, str] = {
     "CTRLForSequenceClassification": "heads:ctrl_classifier",
     "CTRLLMHeadModel": "ctrl_doge_jetmoe:ctrl",
     "CwmForCausalLM": "llama:cwm",
+    "Data2VecTextForCausalLM": "bert_decoders:data2vec",
     "DbrxForCausalLM": "moe:dbrx",
     "DeciLMForCausalLM": "published:decilm",
     "DeepseekForCausalLM": "deepseek:deepseek",
@@ -73,6 +76,7 @@ ARCHITECTURES: dict[str, str] = {
     "Ernie4_5_MoEForCausalLM": "ernie:ernie_moe",
     "Ernie4_5_MoeForCausalLM": "ernie:ernie_moe",
     "Ernie4_5ForCausalLM": "ernie:ernie",
+    "ErnieForCausalLM": "bert_decoders:ernie",
     "Exaone4ForCausalLM": "olmo:exaone4",
     "ExaoneForCausalLM": "custom:exaone",
     "ExaoneMoEForCausalLM": "olmo:exaone_moe",
@@ -138,6 +142,8 @@ ARCHITECTURES: dict[str, str] = {
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
     "LaraMiniForCausalLM": "linear:lara_mini",
+    "Lfm2BidirectionalForMaskedLM": "heads:lfm2_bidirectional",
+    "Lfm2BidirectionalModel": "heads:lfm2_bidirectional",
     "Lfm2ForCausalLM": "linear:lfm2",
     "Lfm2MoeForCausalLM": "linear:lfm2_moe",
     "Lfm3ForCausalLM": "linear:lfm3",
@@ -153,6 +159,7 @@ ARCHITECTURES: dict[str, str] = {
     "LongcatFlashForCausalLM": "longcat:longcat_flash",
     "Mamba2ForCausalLM": "hybrid:mamba2",
     "MambaForCausalLM": "hybrid:mamba",
+    "MegatronBertForCausalLM": "bert_decoders:megatron",
     "MellumForCausalLM": "qwen:mellum",
     "MiMoForCausalLM": "custom:mimo",
     "MiMoV2FlashForCausalLM": "moe:mimo_v2",
@@ -168,8 +175,9 @@ ARCHITECTURES: dict[str, str] = {
     "Ministral3ForCausalLM": "llama4:ministral3",
     "MinistralForCausalLM": "llama:ministral",
     "Mistral4ForCausalLM": "mla:mistral4",
-    "MistralLarge4ForCausalLM": "mistral_large4:mistral_large4",
     "MistralForCausalLM": "llama:mistral",
+    "MistralLarge3ForCausalLM": "mla:mistral_large3",
+    "MistralLarge4ForCausalLM": "mistral_large4:mistral_large4",
     "MixtralForCausalLM": "mixtral:mixtral",
     "MllamaForCausalLM": "mllama:mllama",
     "ModernBertDecoderForCausalLM": "gpt:modernbert_decoder",
@@ -179,6 +187,8 @@ ARCHITECTURES: dict[str, str] = {
     "MptForCausalLM": "alibi:mpt",
     "MuseGlimmerForCausalLM": "muse:muse_glimmer",
     "MuseSparkForCausalLM": "muse:muse_spark",
+    "NanbeigeForCausalLM": "own_code:nanbeige",
+    "NanbeigeForSequenceClassification": "heads:classifier",
     "NanoChatForCausalLM": "llama4:nanochat",
     "NemotronForCausalLM": "phi:nemotron",
     "NemotronHForCausalLM": "hybrid:nemotron_h",
@@ -219,6 +229,8 @@ ARCHITECTURES: dict[str, str] = {
     "QWenLMHeadModel": "custom:qwen1",
     "RecurrentGemmaForCausalLM": "linear:recurrent_gemma",
     "Rnj1ForCausalLM": "own_code:rnj1",
+    "RobertaForCausalLM": "bert_decoders:roberta",
+    "RobertaPreLayerNormForCausalLM": "bert_decoders:pre_norm",
     "RWForCausalLM": "own_code:refined_web",
     "RwkvForCausalLM": "rwkv:rwkv",
     "SarvamMLAForCausalLM": "sarvam:sarvam_mla",
@@ -244,6 +256,8 @@ ARCHITECTURES: dict[str, str] = {
     "VaultGemmaForCausalLM": "gemma:vault_gemma",
     "VoyageQwen3BidirectionalEmbedModel": "heads:voyage",
     "XGLMForCausalLM": "alibi:xglm",
+    "XLMRobertaForCausalLM": "bert_decoders:roberta",
+    "XLMRobertaXLForCausalLM": "bert_decoders:roberta_xl",
     "xLSTMForCausalLM": "xlstm:xlstm",
     "XverseForCausalLM": "custom:xverse",
     "XverseMoeForCausalLM": "published:xverse_moe",
@@ -266,9 +280,9 @@ DECODERS_WITH_HEADS = """
 """
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
-    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie EuroBert Gte GteNew
+    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie Esm EuroBert Gte GteNew
     JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
-    RobertaPreLayerNorm XLMRoberta XLMRobertaXL
+    RobertaPreLayerNorm RoFormer XLMRoberta XLMRobertaXL
 """
 for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders")):
     for _stem in _stems.split():

@@ -349,6 +349,14 @@ class ShortConv(Record):
         return (((self.channels, self.width - 1), False),)
 
 
+class CenteredConv(Record):
+    """``ShortConv`` of an encoder: a token sees its neighbours on both sides, of its text only."""
+
+    channels: int
+    width: int
+    bias: bool = False
+
+
 class Mamba1(Record):
     """Selective state space model (Mamba, arXiv:2312.00752)."""
 
@@ -782,6 +790,7 @@ class Block(Record):
         | ParallelHybrid
         | CrossAttention
         | SquareLinear
+        | CenteredConv
         | None
     )
     ffn: Mlp | Moe | SquareLinear | None  # only layout "pre" may lack mixer or ffn
@@ -883,6 +892,8 @@ class Encoder(Record):
     disentangled: Disentangled | None = None
     has_final_norm: bool = True
     is_shared: bool = False  # one block's weights serve all layers
+    # a token without an embedding; others grow by what a text has less of it than in training (ESM)
+    dropped_token: int | None = None
 
 
 class AltUp(Record):

@@ -10,6 +10,7 @@ from torch import Tensor
 from radixlm.arch.spec import (
     Attention,
     Block,
+    CenteredConv,
     ClippedRelativeAttention,
     CompressedSparseAttention,
     ConvAttention,
@@ -33,7 +34,7 @@ from radixlm.layers.looped_attention import LoopedAttentionLayer
 from radixlm.layers.mlstm import MatrixLstmLayer
 from radixlm.layers.module import Module
 from radixlm.layers.program import Branch, ProgramBuilder, Unsupported, handles
-from radixlm.layers.recurrent import make_state_layer
+from radixlm.layers.recurrent import CenteredConvLayer, make_state_layer
 from radixlm.layers.rope import Angles
 from radixlm.layers.rotated_lightning import RotatedLightningLayer
 from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
@@ -84,6 +85,7 @@ Mixer = (
     | StateLayer
     | ParallelHybridLayer
     | SquareLinearLayer
+    | CenteredConvLayer
     | ConvolvedLayer
     | ClippedRelativeAttentionLayer
     | RwkvTimeLayer
@@ -121,6 +123,8 @@ def make_mixer(
         return RwkvTimeLayer(mixer, dim, context, state_row)
     if isinstance(mixer, RwkvChannel):
         return RwkvChannelLayer(mixer, dim, context, state_row)
+    if isinstance(mixer, CenteredConv):
+        return CenteredConvLayer(mixer, dim, context)
     if isinstance(mixer, SquareLinear):
         return SquareLinearLayer(mixer, dim, context)
     attention = state = None

@@ -1,11 +1,14 @@
 """Short convolutions, linear attention with fixed decays, gated linear recurrences; and which layer
 a state mixer's record has. Legend as in ``layers/state``."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import (
+    CenteredConv,
     DeltaNet,
     Lightning,
     Mamba1,
@@ -19,7 +22,9 @@ from radixlm.kernels.ops.activation import sigmoid
 from radixlm.layers.context import LayerContext
 from radixlm.layers.delta_net import DeltaNetLayer, TappedDeltaNetLayer
 from radixlm.layers.mamba import HeadedMamba1Layer, Mamba1Layer, Mamba2Layer
+from radixlm.layers.module import Module
 from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
+from radixlm.layers.rope import Angles
 from radixlm.layers.state import ConvLayer, StateLayer, emit_decay, emit_scan
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -56,6 +61,32 @@ class ShortConvLayer(StateLayer):
         state = program.state(self.row, 0)
         self.conv.emit(program, both, out, state, 2 * channels, times=0, gate=channels)
         return [Branch(out, channels, self.out)]
+
+
+class CenteredConvLayer(Module):
+    """out(c * conv(b * x)), the convolution over neighbours on both sides."""
+
+    def __init__(self, spec: CenteredConv, dim: int, context: LayerContext) -> None:
+        self.inp = context.linear(dim, 3 * spec.channels, spec.bias)
+        self.conv = ConvLayer(spec.channels, spec.width, spec.bias)
+        self.out = context.linear(spec.channels, dim, spec.bias)
+
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The mixer's branch: [T, D]."""
+        b_TC, c_TC, x_TC = self.inp.run(x_TD).float().chunk(3, -1)
+        gated_TC, weight_CW = b_TC * x_TC, self.conv.weight_CW
+        starts_S1 = batch.query_start_S1.long()
+        row_T = torch.arange(len(x_TD), device=x_TD.device)
+        text_T = torch.repeat_interleave(starts_S1.diff())
+        out_TC = torch.zeros_like(gated_TC)
+        for tap in range(weight_CW.shape[1]):
+            near_T = row_T + tap - weight_CW.shape[1] // 2
+            is_inside_T = (near_T >= starts_S1[text_T]) & (near_T < starts_S1[text_T + 1])
+            near_TC = gated_TC[near_T.clamp(0, len(x_TD) - 1)] * is_inside_T[:, None]
+            out_TC += near_TC * weight_CW[:, tap]
+        if self.conv.bias_C is not None:
+            out_TC += self.conv.bias_C
+        return self.out.run((c_TC * out_TC).to(x_TD.dtype))
 
 
 class LightningLayer(StateLayer):

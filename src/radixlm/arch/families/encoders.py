@@ -51,6 +51,10 @@ def _deberta_head(c: Config, decoder: Decoder) -> Decoder:
     return _first_token(c, decoder, "pooler.dense", activation(c, "pooler_hidden_act"))
 
 
+def _roformer_head(c: Config, decoder: Decoder) -> Decoder:
+    return _TWO_LAYERS(c, decoder, act=activation(c))
+
+
 def _modernbert_head(c: Config, decoder: Decoder) -> Decoder:
     act = activation(c, "classifier_activation")
     dense = Dense(c.hidden_size, c.hidden_size, act, c.classifier_bias)
@@ -81,6 +85,7 @@ ENCODERS: Mapping[str, Row] = {
     ),
     "Electra": Row(bert.electra, "cls", partial(_TWO_LAYERS, act="gelu")),
     "Ernie": Row(bert.ernie, "cls", _pooler("ernie.pooler.dense")),
+    "Esm": Row(rotary.esm, "mean", _TWO_LAYERS),
     "EuroBert": Row(rotary.eurobert, "mean", _eurobert_head),
     "Gte": _GTE,
     "GteNew": _GTE,
@@ -93,6 +98,7 @@ ENCODERS: Mapping[str, Row] = {
     "RemBert": Row(bert.rembert, "cls", _pooler("rembert.pooler.dense")),
     "Roberta": _ROBERTA,
     "RobertaPreLayerNorm": Row(bert.pre_norm, "cls", _TWO_LAYERS),
+    "RoFormer": Row(rotary.roformer, "cls", _roformer_head),
     "XLMRoberta": _ROBERTA,
     "XLMRobertaXL": Row(bert.roberta_xl, "cls", _TWO_LAYERS),
 }

@@ -16,7 +16,16 @@ from radixlm.arch.families.pools import (
 )
 from radixlm.arch.names import AnyOf
 from radixlm.arch.registry import ARCHITECTURES, find
-from radixlm.arch.spec import Attention, Decoder, Dense, Encoder, Pool
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    CenteredConv,
+    Decoder,
+    Dense,
+    Encoder,
+    Pool,
+    ShortConv,
+)
 from radixlm.base.record import replace
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -64,6 +73,22 @@ def _averaged_llama(c: Config) -> tuple[Decoder, str]:
     """A bidirectional Llama and its pooling."""
     pooling = {"avg": "mean", "cls": "cls", "last": "last"}.get(c.get("pooling", "avg"), "mean")
     return with_bidirectional_attention(c, body("LlamaForCausalLM", c)), pooling
+
+
+def lfm2_bidirectional(c: Config) -> Decoder:
+    """LFM2 whose attention and convolutions see both sides; the vector of the first token."""
+    decoder = find("Lfm2ForCausalLM")(c)
+
+    def both_sides(block: Block) -> Block:
+        conv = block.mixer
+        if not isinstance(conv, ShortConv):
+            return block
+        return replace(block, mixer=CenteredConv(conv.channels, conv.width, conv.bias))
+
+    blocks = tuple(both_sides(block) for block in decoder.blocks)
+    parts = {f"mixer.{part}": decoder.names[f"state.{part}"] for part in ("inp", "conv", "out")}
+    names = {**decoder.names, **parts}
+    return vectors(c, replace(decoder, blocks=blocks, encoder=Encoder(), names=names), "cls")
 
 
 def jina_v5(c: Config) -> Decoder:

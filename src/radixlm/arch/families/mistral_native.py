@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.names import AnyOf, Names
+from radixlm.arch.names import DEFAULT, AnyOf, Names
 from radixlm.arch.spec import Attention, Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
@@ -75,6 +75,13 @@ def native(c: Config, decoder: Decoder) -> Decoder:
 
     blocks = tuple(replace(block, mixer=turned(block.mixer)) for block in decoder.blocks)
     return replace(decoder, blocks=blocks, names=_NAMES)
+
+
+def either(decoder: Decoder) -> Decoder:
+    """``decoder`` with the names of Mistral's files beside its own."""
+    own: Any = {**DEFAULT, **decoder.names}
+    names = {role: AnyOf(name, own[role]) if role in own else name for role, name in _NAMES.items()}
+    return replace(decoder, names={**decoder.names, **names})
 
 
 def config_of(params: Mapping[str, Any], source: str, is_head: bool = False) -> dict[str, Any]:

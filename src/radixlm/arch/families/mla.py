@@ -12,7 +12,7 @@ from radixlm.arch.families.builders import (
 )
 from radixlm.arch.families.deepseek import deepseek_v32, latent, routed
 from radixlm.arch.families.linear import channel_delta
-from radixlm.arch.families.mistral_native import native
+from radixlm.arch.families.mistral_native import either, native
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import flat
@@ -29,6 +29,16 @@ def mistral4(c: Config) -> Decoder:
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
         mixer = replace(mixer, logn_scaling=LogNScaling(p["llama_4_scaling_beta"], period))
     return native(c, build_decoder(c, mixer, routed(c)))
+
+
+def mistral_large3(c: Config) -> Decoder:
+    """Mistral 4 as SGLang and vLLM name it: tensors have the names of Mistral's files or Hugging
+    Face's, and the scaling by position has a key of its own."""
+    if scaling := c.get("llama_4_scaling"):
+        length = scaling["original_max_position_embeddings"]
+        own = {"llama_4_scaling_beta": scaling["beta"], "original_max_position_embeddings": length}
+        c = c.replace(rope_parameters={**c.rope_parameters, **own})
+    return either(mistral4(c))
 
 
 def _gated_norm(role: str, stored: str) -> Names:

@@ -1,7 +1,7 @@
 """More models that came with their own code: Arctic, IQuest LoopCoder, Jais (arXiv:2308.16149),
-Ling 2.5, MiMo V2, Motif (arXiv:2510.06949), Ouro (arXiv:2510.25741), openPangu (arXiv:2505.22375),
-Param 2, Rnj-1, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of Falcon and StableLM.
-The tests write their computation out, or rename a Hugging Face model."""
+Ling 2.5, MiMo V2, Motif (arXiv:2510.06949), Nanbeige 4.2, Ouro (arXiv:2510.25741), openPangu
+(arXiv:2505.22375), Param 2, Rnj-1, Step 1, TeleChat 2 (arXiv:2507.18013), and the first names of
+Falcon and StableLM. The tests write their computation out, or rename a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -114,6 +114,26 @@ def ouro(c: Config) -> Decoder:
         layout="sandwich",
         cycles=HierarchicalRecurrence(times, 0, size, ("", "")),
         names=names,
+    )
+
+
+def nanbeige(c: Config) -> Decoder:
+    """Llama whose stack of blocks runs several times, each time to its end (Nanbeige 4.2)."""
+    for key in (
+        *("enable_hyper_connection", "enable_depth_attention", "enable_double_loop_split"),
+        *("loop_share_kv", "ngram_insert_all_layers", "qk_layernorm"),
+    ):
+        c.refuse(key, False)
+    for key in ("insert_ngram_layer_idx", "loop_loss_weights", "loop_middle_layers"):
+        c.refuse(key, [])
+    c.refuse("emb_neighbor_num")
+    times, size = _count(c, "num_loops", 1, most=64), c.num_hidden_layers
+    bias, norms_each = c.attention_bias, not c.get("skip_loop_final_norm", False)
+    return b.build_decoder(
+        c.replace(num_hidden_layers=size * times),
+        b.attention(c, qkv_bias=bias, o_bias=bias),
+        b.mlp(c, bias=c.mlp_bias),
+        cycles=HierarchicalRecurrence(times, 0, size, ("", ""), norms_each=norms_each),
     )
 
 

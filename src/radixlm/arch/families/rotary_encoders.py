@@ -1,4 +1,4 @@
-"""Encoders with rotary positions: ModernBERT, Nomic BERT, GTE, Jina v3 and EuroBERT."""
+"""Encoders with rotary positions: ModernBERT, Nomic BERT, GTE, Jina v3, EuroBERT, RoFormer, ESM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.families import builders as b
-from radixlm.arch.families.bert import encoder
+from radixlm.arch.families.bert import bert_names, encoder
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Encoder, Mlp, Norm, Rope, RopeScaling
@@ -138,3 +138,47 @@ def eurobert(c: Config) -> Decoder:
     mixer = b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
     decoder = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
     return replace(decoder, encoder=Encoder(), norm=b.rms(c))
+
+
+def roformer(c: Config) -> Decoder:
+    c.refuse("rotary_value", False)
+    c.refuse("is_decoder", False)
+    position, width = (
+        Rope(b.head_dim(c), 10000.0, interleaved=True),
+        c.embedding_size or c.hidden_size,
+    )
+    return encoder(
+        c,
+        bert_names("roformer"),
+        mixer=b.attention(c, rope=position, qkv_bias=True, o_bias=True),
+        offset=None,
+        token_types=c.type_vocab_size,
+        embed_dim=0 if width == c.hidden_size else width,
+    )
+
+
+def esm(c: Config) -> Decoder:
+    """Proteins. Positions are rotary (ESM-2) or start after the padding token's id (ESM-1b)."""
+    c.refuse("position_embedding_type", "absolute", "rotary")
+    c.refuse("is_folding_model", False)
+    c.refuse("is_decoder", False)
+    layer = "esm.encoder.layer.{i}."
+    names: Names = {
+        **bert_names("esm"),
+        "embed_norm": "esm.embeddings.layer_norm",
+        "norm1": layer + "attention.LayerNorm",
+        "norm2": layer + "LayerNorm",
+        "norm": "esm.encoder.emb_layer_norm_after",
+    }
+    is_rotary = c.position_embedding_type == "rotary"
+    position = Rope(b.head_dim(c), float(c.rope_theta)) if is_rotary else None
+    decoder = encoder(
+        c,
+        names,
+        mixer=b.attention(c, rope=position, qkv_bias=True, o_bias=True),
+        ffn=Mlp(c.intermediate_size, "gelu", gated=False, bias=True),
+        offset=None if is_rotary else c.pad_token_id + 1,
+        layout="pre",
+        dropped_token=c.mask_token_id if c.token_dropout else None,
+    )
+    return decoder if c.emb_layer_norm_before else replace(decoder, embed_norm=None)

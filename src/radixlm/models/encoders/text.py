@@ -29,6 +29,8 @@ from radixlm.models.program.step import rope_table
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
+_KEPT_IN_TRAINING = 1 - 0.15 * 0.8  # of 15% of the tokens, 80% were dropped
+
 
 class EncoderModel(Module):
     """Tables, blocks, norm. Load weights, then ``finish``, then ``forward``."""
@@ -46,9 +48,11 @@ class EncoderModel(Module):
         self.spec: Encoder = decoder.encoder
         kernels, device = context.kernels, context.device
         self.use_program = cpu.available and device.type == "cpu"
-        mixers = [block.mixer for block in decoder.blocks if isinstance(block.mixer, Attention)]
-        assert len(mixers) == len(decoder.blocks), "an encoder has attention in every layer"
-        ropes = list(dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None))
+        positions = [
+            block.mixer.rope if isinstance(block.mixer, Attention) else None
+            for block in decoder.blocks
+        ]
+        ropes = list(dict.fromkeys(rope for rope in positions if rope is not None))
         self.ropes = RopeTables(ropes, kernels, device)
         self._make_tables(self.spec.embed_dim or decoder.dim)
         self.blocks = [
@@ -56,10 +60,10 @@ class EncoderModel(Module):
                 block,
                 decoder.dim,
                 context,
-                ropes.index(mixer.rope) if mixer.rope is not None else -1,
+                ropes.index(rope) if rope is not None else -1,
                 (0, 0),
             )
-            for block, mixer in zip(self._blocks_with_weights, mixers, strict=False)
+            for block, rope in zip(self._blocks_with_weights, positions, strict=False)
         ]
         if decoder.layer_inputs is not None:
             inputs, count = decoder.layer_inputs, len(self.blocks)
@@ -183,6 +187,8 @@ class EncoderModel(Module):
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
         x_TE = self.embed.run(batch.token_ids_T)
+        if self.spec.dropped_token is not None:
+            x_TE *= kept_tokens(batch, self.spec.dropped_token)[:, None].to(x_TE.dtype)
         if self.decoder.positions is not None:
             x_TE += self.positions.run(batch.positions_T + self.decoder.positions[1])
         if self.spec.token_types:
@@ -228,6 +234,16 @@ def _some_texts(batch: ForwardBatch, texts_S: Tensor, rows_T: Tensor) -> Forward
         max_query_len=longest,
         max_kv_len=longest,
     )
+
+
+def kept_tokens(batch: ForwardBatch, dropped: int) -> Tensor:
+    """The factor of each token's embedding, [T]: 0 of the token ``dropped``; of others the share of
+    tokens that were kept in training, divided by that share in their text."""
+    lengths_S = batch.query_start_S1.diff().long()
+    text_T = torch.repeat_interleave(lengths_S)
+    keeps_T = (batch.token_ids_T != dropped).float()
+    shares_S = torch.zeros(len(lengths_S), device=keeps_T.device).index_add(0, text_T, keeps_T)
+    return keeps_T * (_KEPT_IN_TRAINING * lengths_S / shares_S.clamp(min=1))[text_T]
 
 
 def rows_of(ahead_W: Tensor, spec: Disentangled) -> Tensor:
