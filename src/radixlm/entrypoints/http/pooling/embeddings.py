@@ -55,7 +55,7 @@ from radixlm.entrypoints.request_model import (
 
 router = APIRouter(tags=["pooled"])
 
-BYTES_A_ROW = 1 << 10  # what a token's row costs, as bytes of a body
+BYTES_A_ROW = 1 << 10  # what a row costs to show, as bytes of a body
 
 
 class TextInput(Body):
@@ -153,7 +153,15 @@ async def _response(body: EmbeddingRequest, answer: dict[str, Any], name: str) -
     if body.encoding_format not in ("bytes", "bytes_only"):
         return await json_answer(answer)
     numbers, order = body.embed_dtype or "float32", body.endianness or "native"
-    return bytes_response(answer, name, numbers, order, body.encoding_format == "bytes")
+    args = answer, name, numbers, order, body.encoding_format == "bytes"
+    return await off_loop(
+        4 * sum(_size(row[name]) for row in answer["data"]), bytes_response, *args
+    )
+
+
+def _size(shown: list[float] | list[list[float]]) -> int:
+    """Numbers of a vector or of rows."""
+    return sum(len(row) if isinstance(row, list) else 1 for row in shown)
 
 
 async def answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, Any]:

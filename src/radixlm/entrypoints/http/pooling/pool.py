@@ -11,6 +11,7 @@ from radixlm.arch.sentence_transformers import SentenceTransformersConfig
 from radixlm.arch.spec import Pool
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.middleware import fair_share_key
+from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.sampling import checked_truncation
 from radixlm.entrypoints.http.pooling.overrides import Overrides
@@ -170,7 +171,7 @@ async def pool(
         check_rows(state, pool_of(state), requests)
     results = await generate.collect(state, requests)
     if per_token:
-        return [_rows(state, outputs[0]) for outputs in results]
+        return [await _rows(state, outputs[0]) for outputs in results]
     num_hidden = state.intake.facts.embed_dim * len(kinds) if with_hidden else 0
     return [_pooled(outputs[0], num_hidden) for outputs in results]
 
@@ -191,8 +192,10 @@ def _pooled(output: Output, num_hidden: int) -> PoolingResult:
     return PoolingResult(output.pooled[:end], output, output.pooled[end:] if num_hidden else None)
 
 
-def _rows(state: ServerState, output: Output) -> PoolingResult:
-    return PoolingResult([], output, rows=rows_of(state, pool_of(state), output))
+async def _rows(state: ServerState, output: Output) -> PoolingResult:
+    size = sum(map(len, output.hidden_states or ()))
+    rows = await off_loop(size, rows_of, state, pool_of(state), output)
+    return PoolingResult([], output, rows=rows)
 
 
 async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str) -> ReadPrompt:
