@@ -89,6 +89,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "EuroBertForSequenceClassification": {"num_key_value_heads": 2},
     "RoFormerModel": {"embedding_size": 32},
     "RoFormerForSequenceClassification": {"hidden_act": "relu"},
+    "EsmcModel": {"num_hidden_layers": 5},
+    "EsmcForSequenceClassification": {"num_labels": 3},
+    "MT5EncoderModel": _T5,
     "EsmModel": {**_PADDED, **_ESM_2},
     "EsmForSequenceClassification": {**_PADDED, "emb_layer_norm_before": True},
 }
@@ -117,7 +120,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "classifier_bias": True,
     },
 }
-MEANS = ("MPNet", "Deberta", "T5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
+MEANS = ("MPNet", "Deberta", "T5", "MT5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
 MEANS += ("EmbeddingGemma2", "Esm")
 
 

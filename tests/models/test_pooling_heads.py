@@ -386,7 +386,7 @@ def test_a_sentence_transformers_folder_loads_as_it_is(tmp_path: Path) -> None:
     assert asked == same != plain
 
 
-MASKED = ("Bert", "DistilBert", "Esm", "ModernBert", "MPNet", "RoFormer", "Roberta")
+MASKED = ("Bert", "DistilBert", "Esm", "Esmc", "ModernBert", "MPNet", "RoFormer", "Roberta")
 
 
 @pytest.mark.parametrize("stem", MASKED)
@@ -395,7 +395,7 @@ def test_a_masked_language_model_gives_vectors(stem: str) -> None:
     folder = made(f"{stem}ForMaskedLM", **settings)
     with torch.inference_mode():
         hidden = oracle(folder).base_model(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
-    pooled = hidden.mean(0) if stem in ("Esm", "MPNet") else hidden[0]
+    pooled = hidden.mean(0) if stem in ("Esm", "Esmc", "MPNet") else hidden[0]
     with engine(folder) as served:
         got = served.encode(input_ids=[5, 6, 7])["embedding"]
     assert got == pytest.approx(F.normalize(pooled, dim=0).tolist(), abs=1e-4)

@@ -158,7 +158,7 @@ PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
     "text_model.model.",
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
-    *("lfm2.", "model.", ""),
+    *("esmc.", "lfm2.", "model.", ""),
 )
 
 

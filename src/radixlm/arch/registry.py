@@ -185,6 +185,7 @@ ARCHITECTURES: dict[str, str] = {
     "MotifForCausalLM": "own_code:motif",
     "MPTForCausalLM": "alibi:mpt",
     "MptForCausalLM": "alibi:mpt",
+    "MT5EncoderModel": "bert:t5_encoder",
     "MuseGlimmerForCausalLM": "muse:muse_glimmer",
     "MuseSparkForCausalLM": "muse:muse_spark",
     "NanbeigeForCausalLM": "own_code:nanbeige",
@@ -280,8 +281,8 @@ DECODERS_WITH_HEADS = """
 """
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
-    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie Esm EuroBert Gte GteNew
-    JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
+    Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie Esm Esmc EuroBert Gte
+    GteNew JinaEmbeddingsV3 MegatronBert ModernBert MPNet New NomicBert RemBert Roberta
     RobertaPreLayerNorm RoFormer XLMRoberta XLMRobertaXL
 """
 for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders")):

@@ -86,6 +86,7 @@ ENCODERS: Mapping[str, Row] = {
     "Electra": Row(bert.electra, "cls", partial(_TWO_LAYERS, act="gelu")),
     "Ernie": Row(bert.ernie, "cls", _pooler("ernie.pooler.dense")),
     "Esm": Row(rotary.esm, "mean", _TWO_LAYERS),
+    "Esmc": Row(rotary.esmc, "mean", _TWO_LAYERS),
     "EuroBert": Row(rotary.eurobert, "mean", _eurobert_head),
     "Gte": _GTE,
     "GteNew": _GTE,

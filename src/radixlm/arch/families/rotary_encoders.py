@@ -1,4 +1,5 @@
-"""Encoders with rotary positions: ModernBERT, Nomic BERT, GTE, Jina v3, EuroBERT, RoFormer, ESM."""
+"""Encoders with rotary positions: ModernBERT, Nomic BERT, GTE, Jina v3, EuroBERT, RoFormer
+and ESM."""
 
 from __future__ import annotations
 
@@ -138,6 +139,17 @@ def eurobert(c: Config) -> Decoder:
     mixer = b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias)
     decoder = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
     return replace(decoder, encoder=Encoder(), norm=b.rms(c))
+
+
+def esmc(c: Config) -> Decoder:
+    """Proteins: Llama with layer norms, also of queries and keys, and weaker branches in deeper
+    models."""
+    bias, norm = c.attention_bias, Norm(1e-5, "layer")
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=norm)
+    branch = (36 / c.num_hidden_layers) ** 0.5
+    before, ffn = replace(norm, bias=True), b.mlp(c, bias=c.mlp_bias)
+    decoder = b.build_decoder(c, mixer, ffn, before, residual=branch, final_norm=norm)
+    return replace(decoder, encoder=Encoder())
 
 
 def roformer(c: Config) -> Decoder:
