@@ -3,6 +3,7 @@ chrome://tracing and Perfetto."""
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,9 +150,10 @@ class Profiler:
                 with_stack=order.with_stack,
                 record_shapes=order.record_shapes,
                 profile_memory="MEM" in order.activities and self._device.type != "cuda",
-                acc_events=True,  # there is one cycle; torch 2.11 warns of what more would lose
             )
-            self._profile.start()
+            with warnings.catch_warnings():  # torch 2.11: of further cycles, but there is one
+                warnings.simplefilter("ignore")
+                self._profile.start()
         if self._has_snapshot(order):
             torch.cuda.memory._record_memory_history(max_entries=100_000)
         if "CUDA_PROFILER" in order.activities:
