@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
-from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.fakes.paged_runner import load_model
+from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.models.test_pooling import engine
 
 
@@ -22,6 +25,15 @@ def test_a_roberta_reads_as_many_tokens_as_have_positions() -> None:
         settings: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0}
         out = served.generate(input_ids=list(range(3, 33)), sampling_params=settings)
     assert len(out["output_ids"]) == 8
+
+
+def test_heads_for_whole_texts_are_left_out(tmp_path: Path) -> None:
+    folder = copy_tiny(cached_tiny("BertLMHeadModel"), tmp_path / "m")
+    held = load_file(folder / "model.safetensors")
+    for name in ("bert.pooler.dense", "cls.seq_relationship"):
+        held |= {f"{name}.weight": torch.zeros(2, 64), f"{name}.bias": torch.zeros(2)}
+    save_file(held, folder / "model.safetensors")
+    load_model(folder)
 
 
 REFUSED = [
