@@ -36,8 +36,8 @@ def _without(key: str) -> dict[str, object]:
     return {name: value for name, value in LLAMA.items() if name != key}
 
 
-# classes whose defaults are not a valid model (heads that do not divide, no experts)
-INCOMPLETE = {"dots1", "glm4_moe", "dbrx", "deberta-v2", "falcon_h1", "cohere_compass_text"}
+# classes whose defaults are not a valid model (heads that do not divide, no experts, no vocabulary)
+INCOMPLETE = {"dots1", "glm4_moe", "dbrx", "deberta-v2", "falcon_h1", "cohere_compass_text", "esm"}
 # classes that derive further keys, which all published checkpoints contain
 WORKED_OUT = {
     *("bamba", "embedding_gemma2_text", "eurobert", "gemma4_text", "gemma4_unified_text"),

@@ -203,6 +203,8 @@ _OTHER_HEADS = re.compile(
     r"|qa_outputs|predictions|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )
+# BERT's heads for whole texts, which a causal language model may have kept.
+_TEXT_HEADS = re.compile(r"(^|\.)(pooler\.dense|cls\.seq_relationship)\.(weight|bias)$")
 # What makes images and motions out of the same layers.
 _MAKERS = re.compile(
     r"^(model\.language_model\.)?(action_(modality_embed$|proj_(in|out)\.)|time_embedder\."
@@ -227,7 +229,7 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     the copy of a tied head, scales, encoders, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or SCALE_TENSORS.search(name):
         return True
-    if _MAKERS.match(name) or _is_shared_copy(name, decoder):
+    if _MAKERS.match(name) or _TEXT_HEADS.search(name) or _is_shared_copy(name, decoder):
         return True
     if decoder.tied and name.endswith(_TIED_HEADS):
         return True

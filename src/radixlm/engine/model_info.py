@@ -279,9 +279,10 @@ def _pooling(
 
 
 def _text_len(c: Config, decoder: Decoder, sentence: SentenceTransformersConfig | None) -> int:
-    """Tokens that the model reads: an encoder has only so many places, and a folder of
-    sentence-transformers may say that it was made for fewer."""
-    length = min(context_len(c), decoder.max_positions) if decoder.encoder else context_len(c)
+    """Tokens that the model reads: an encoder and a table of positions have only so many places,
+    and a folder of sentence-transformers may say that it was made for fewer."""
+    has_places = decoder.encoder is not None or decoder.positions is not None
+    length = min(context_len(c), decoder.max_positions) if has_places else context_len(c)
     return min(length, sentence.max_length or length) if sentence is not None else length
 
 

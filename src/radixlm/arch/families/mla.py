@@ -32,8 +32,8 @@ def mistral4(c: Config) -> Decoder:
 
 
 def mistral_large3(c: Config) -> Decoder:
-    """Mistral 4 as SGLang and vLLM name it: tensors have the names of Mistral's files or Hugging
-    Face's, and the scaling by position has a key of its own."""
+    """Mistral 4 as SGLang and vLLM name it. Tensors have the names of Mistral's files or those of
+    Hugging Face; the scaling by position has a key of its own."""
     if scaling := c.get("llama_4_scaling"):
         length = scaling["original_max_position_embeddings"]
         own = {"llama_4_scaling_beta": scaling["beta"], "original_max_position_embeddings": length}
