@@ -10,6 +10,7 @@ from gpu.random_engine import Engine, opened
 from gpu.roofline import CONTEXT, SHAPES, TINY, Shape
 from gpu.session import Session
 from gpu.steps import kernels_of, time_steps
+from radixlm.cuda_graphs.recorded import RecordedSteps
 
 MODELS = (("0.6B", "bf16"), ("8B", "bf16"), ("8B", "fp8"), ("30B-A3B", "bf16"), ("30B-A3B", "fp8"))
 BATCHES = (1, 8, 64, 256)
@@ -98,8 +99,8 @@ def _point(
     runner = engine.runner
     runner.tables.next_token.random_(0, engine.vocab)
     times = time_steps(s, engine, engine.enter(batch, context), engine.decodes(batch, context))
-    size = runner.recorded.plain.decodes.size_for(batch)
-    graph_ms = s.median_ms(partial(runner.recorded.plain.decodes.replay, size)) if size else None
+    replay = _replay(engine, batch)
+    graph_ms = s.median_ms(replay) if replay is not None else None
     least_ms = 1e3 * roofline.decode_s(
         shape, batch, context, s.ceilings, 1 if weights == "fp8" else 2
     )
@@ -119,11 +120,20 @@ def _point(
     )
 
 
+def _replay(engine: Engine, batch: int) -> Callable[[], object] | None:
+    """Launches the graph of a step that decodes ``batch`` sequences; None if it has none."""
+    graphs = engine.runner.recorded
+    if not isinstance(graphs, RecordedSteps):
+        return None
+    size = graphs.plain.decodes.size_for(batch)
+    return partial(graphs.plain.decodes.replay, size) if size else None
+
+
 def _profile(s: Session, engine: Engine, shape: Shape, weights: str, batch: int) -> None:
     """Kernels of one replay; the step's numbers stay those of the step before."""
-    size = engine.runner.recorded.plain.decodes.size_for(batch)
-    if size:
-        found = kernels_of(s, partial(engine.runner.recorded.plain.decodes.replay, size))
+    replay = _replay(engine, batch)
+    if replay is not None:
+        found = kernels_of(s, replay)
     else:
         items = engine.decodes(batch, 2)
         found = kernels_of(s, partial(time_steps, s, engine, engine.enter(batch, 2), items, 1))
