@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -125,3 +126,14 @@ def test_constants_that_json_lacks_are_named(word: str) -> None:
     spec = GrammarSpec("json_schema", f'{{"maximum": {word}}}')
     with pytest.raises(InvalidRequest, match=f"json_schema: not JSON: {word} is no number of JSON"):
         read_json(spec)
+
+
+def test_workers_of_a_forgotten_cache_end() -> None:
+    cache = GrammarCache(Backend())
+    done(cache.request(regex("a")))
+    workers = cache._all_workers()
+    del cache
+    gc.collect()
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive()

@@ -8,6 +8,7 @@ others, for as long as a grammar may take. A thread whose library call does not 
 import logging
 import threading
 import time
+import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 
@@ -329,7 +330,8 @@ class _Worker(threading.Thread):
 
 
 class GrammarCache:
-    """The compiled grammars of one server, least recently used evicted first."""
+    """The compiled grammars of one server, least recently used evicted first. Its workers end when
+    it is closed or collected."""
 
     def __init__(
         self,
@@ -351,6 +353,8 @@ class GrammarCache:
         self._slow_worker: _Worker | None = None
         self._stuck: list[_Worker] = []
         self._lock = threading.Lock()
+        for queue in (self._jobs, self._slow_jobs):  # the workers of a forgotten cache end
+            weakref.finalize(self, queue.close)
         self.num_hits = 0
         self.num_requests = 0
 

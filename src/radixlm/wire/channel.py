@@ -66,7 +66,9 @@ class MemoryChannel:
         return messages
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Wake who waits for messages."""
+        with self._wake_me:
+            self._wake_me.notify_all()
 
 
 class ZmqChannel:
