@@ -17,32 +17,17 @@ struct ChosenBlock {
 };
 
 // 32 channels of an int4 row as two vectors. `row`: its byte of the first four, in a tile of values.
-RADIX_INLINE void load_i4_pair(const char* row, const char* scale, int group, vf& low, vf& high) {
+RADIX_INLINE void load_i4_group(const char* row, const char* scale, int group, vf& low, vf& high) {
     const int lane = int(uintptr_t(row) & 3);
-    const char* bytes = row - lane + group * 256;
-    const vf step = set1(bf16_to_float(((const uint16_t*)scale)[group * TILE]));
-#if defined(__AVX512F__)
-    const __m512i both = _mm512_srl_epi32(_mm512_loadu_si512(bytes), _mm_cvtsi32_si128(8 * lane)),
-                  mask = _mm512_set1_epi32(15), zero_at = _mm512_set1_epi32(8);
-    auto numbers = [&](__m512i x) {
-        return vf{_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(x, mask), zero_at))};
-    };
-    low = mul(numbers(both), step), high = mul(numbers(_mm512_srli_epi32(both, 4)), step);
-#else
-    alignas(64) float x[2][16];
-    for (int j = 0; j < 16; j++) {
-        const uint8_t b = uint8_t(bytes[j * 4 + lane]);
-        x[0][j] = float((b & 15) - 8), x[1][j] = float((b >> 4) - 8);
-    }
-    low = mul(load(x[0]), step), high = mul(load(x[1]), step);
-#endif
+    load_i4_pair((const uint8_t*)row - lane + group * 256, lane, ((const uint16_t*)scale)[group * TILE], low,
+                 high);
 }
 // Channels [at, at + 16) of a row, zeros from `dim` on.
 template <int DTYPE>
 RADIX_INLINE vf load_part(const char* row, const char* scale, int at, int dim) {
     if constexpr (DTYPE == DT_I4) {
         vf x[2];
-        load_i4_pair(row, scale, at / 32, x[0], x[1]);
+        load_i4_group(row, scale, at / 32, x[0], x[1]);
         return x[at / 16 % 2];
     } else {
         if (at + 16 <= dim) return load_kv<DTYPE>(row, at);
@@ -55,7 +40,7 @@ RADIX_INLINE vf load_part(const char* row, const char* scale, int at, int dim) {
 template <int DTYPE>
 RADIX_INLINE void load_pair(const char* row, const char* scale, int at, vf& first, vf& second) {
     if constexpr (DTYPE == DT_I4)
-        load_i4_pair(row, scale, at / 32, first, second);
+        load_i4_group(row, scale, at / 32, first, second);
     else
         load_bf16_pairs((const uint16_t*)row + at, first, second);
 }

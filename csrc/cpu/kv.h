@@ -153,6 +153,26 @@ RADIX_INLINE void prefetch_line(const void* p, int64_t i) {
     __builtin_prefetch((const char*)p + i * dtype_size(DTYPE), 0, 2);
 }
 
+// 32 channels of an int4 value as two vectors. `bytes`: those of four tokens, of which it is number `lane`.
+RADIX_INLINE void load_i4_pair(const uint8_t* bytes, int lane, uint16_t scale, vf& low, vf& high) {
+    const vf step = set1(bf16_to_float(scale));
+#if defined(__AVX512F__)
+    const __m512i both = _mm512_srl_epi32(_mm512_loadu_si512(bytes), _mm_cvtsi32_si128(8 * lane)),
+                  mask = _mm512_set1_epi32(15), zero_at = _mm512_set1_epi32(8);
+    auto numbers = [&](__m512i x) {
+        return vf{_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_and_si512(x, mask), zero_at))};
+    };
+    low = mul(numbers(both), step), high = mul(numbers(_mm512_srli_epi32(both, 4)), step);
+#else
+    alignas(64) float x[2][16];
+    for (int j = 0; j < 16; j++) {
+        const uint8_t b = bytes[j * 4 + lane];
+        x[0][j] = float((b & 15) - 8), x[1][j] = float((b >> 4) - 8);
+    }
+    low = mul(load(x[0]), step), high = mul(load(x[1]), step);
+#endif
+}
+
 // Rows of a tile of V from some channel on. int4 has whole vectors, whose last ones may be padding.
 template <int DTYPE>
 struct VRows {
@@ -167,10 +187,10 @@ struct VRows {
     RADIX_INLINE vf load(int row, int i) const {
         if constexpr (DTYPE == DT_I4) {
             const int group = i / GROUP_4;
-            const uint8_t* bytes = (const uint8_t*)v + group * 256 + row / 4 * 64 + row % 4;
-            alignas(64) float x[16];
-            for (int j = 0; j < 16; j++) x[j] = float(((bytes[j * 4] >> (i & 16 ? 4 : 0)) & 15) - 8);
-            return mul(radix::RADIX_ISA::load(x), set1(bf16_to_float(groups[group * TILE + row])));
+            vf x[2];
+            load_i4_pair((const uint8_t*)v + group * 256 + row / 4 * 64, row % 4, groups[group * TILE + row],
+                         x[0], x[1]);
+            return x[i / 16 % 2];
         } else
             return load_kv<DTYPE>(v, int64_t(row) * width + i);
     }
