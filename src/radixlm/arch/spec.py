@@ -542,19 +542,15 @@ class CompressedConvAttention(Record):
         return ((self.conv_channels, tokens), False), ((self.late_channels,), False)
 
 
-class RelativeAttention(Record):
-    """Attention without rotation (Inkling). A score gains, up to ``extent`` tokens back, a bias by
-    distance: ``rank`` numbers of the query head times as many learned profiles. Keys, values, the
-    attention output and the feed-forward output each pass a residual convolution of ``width``
-    tokens."""
+class _ConvolvedHeads(Record):
+    """Attention with a bias by distance and four convolutions of ``width`` tokens, of keys, values,
+    the output and the feed-forward's output."""
 
     attention: Attention
     dim: int  # channels of the model
     width: int
     rank: int
     extent: int
-    grows_from: int = 0  # from this position on queries and profiles are scaled by
-    growth: float = 0.0  # 1 + growth * log(position / grows_from); 0 = never
 
     @property
     def kv_channels(self) -> int:
@@ -566,17 +562,22 @@ class RelativeAttention(Record):
         return tuple(((count, self.width - 1), False) for count in channels)
 
 
-class ClippedRelativeAttention(Record):
+class RelativeAttention(_ConvolvedHeads):
+    """Attention without rotation (Inkling). A score gains, up to ``extent`` tokens back, a bias by
+    distance: ``rank`` numbers of the query head times as many learned profiles. Keys, values, the
+    attention output and the feed-forward output each pass a residual convolution of ``width``
+    tokens."""
+
+    grows_from: int = 0  # from this position on queries and profiles are scaled by
+    growth: float = 0.0  # 1 + growth * log(position / grows_from); 0 = never
+
+
+class ClippedRelativeAttention(_ConvolvedHeads):
     """Relative attention of vectors of bounded length (Inkling 2). A longer head of a query, a key
     or the ``rank`` numbers is scaled down to ``longest`` or ``longest_rank``, queries and numbers
     after learned factors a channel. The convolutions divide their sums by the root of the terms.
     Each token has a sink of its own for each head; the output is gated a channel."""
 
-    attention: Attention
-    dim: int  # channels of the model
-    width: int
-    rank: int
-    extent: int
     longest: float
     longest_rank: float
     norm: Norm  # of each head's value, without weights
@@ -585,15 +586,6 @@ class ClippedRelativeAttention(Record):
     is_dynamic: bool = False
     grows_from: int = 0  # as in RelativeAttention
     growth: float = 0.0
-
-    @property
-    def kv_channels(self) -> int:
-        return self.attention.kv_heads * self.attention.head_dim
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        channels = (self.kv_channels, self.kv_channels, self.dim, self.dim)
-        return tuple(((count, self.width - 1), False) for count in channels)
 
 
 class RwkvTime(Record):

@@ -13,7 +13,7 @@ from torch import Tensor
 from radixlm.arch.spec import AltUp, Block, LayerInputs, Norm
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.linear import act_code
-from radixlm.layers.block import BlockLayer, emit_layer_input
+from radixlm.layers.block import emit_layer_input
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.linear import Linear
@@ -29,8 +29,8 @@ from radixlm.layers.program import (
     handles,
     struct,
 )
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
@@ -142,7 +142,7 @@ def _sized(x_TD: Tensor, like_TD: Tensor) -> Tensor:
     return x_TD * size / x_TD.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
 
 
-class AltUpBlock(BlockLayer):
+class AltUpBlock(WholeBlock):
     """A block on N streams: it computes the first one."""
 
     def __init__(
@@ -178,15 +178,9 @@ class AltUpBlock(BlockLayer):
         """The router's weight of each stream: [T, N]."""
         return torch.tanh(self.router.run(self.router_norm.run(x_TD) / x_TD.shape[-1]))
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``; x are the streams [N, T, D]."""
-        x_NTD, streams = added(x_TD, pending_TD), self.altup.streams
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``; x are the streams [N, T, D]."""
+        x_NTD, streams = x_TD, self.altup.streams
         weights = self.predict.run(self._routed(x_NTD[0])).view(-1, streams, streams)
         x_NTD = x_NTD + torch.einsum("mtd,tnm->ntd", x_NTD, weights)
         active = x_NTD[0]
@@ -202,7 +196,7 @@ class AltUpBlock(BlockLayer):
         gated = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
         gated = gated * batch.scratch.per_layer_TLP[:, self._index]
         added_TD = self.layer_norm.run(self.layer_out.run(gated))
-        return torch.cat((x_NTD[:1], x_NTD[1:] + added_TD)), None
+        return torch.cat((x_NTD[:1], x_NTD[1:] + added_TD))
 
     def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
         """See ``BlockLayer``."""

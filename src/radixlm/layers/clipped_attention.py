@@ -16,10 +16,16 @@ from torch import Tensor
 
 from radixlm.arch.spec import ClippedRelativeAttention
 from radixlm.kernels.ops.activation import sigmoid
+from radixlm.kernels.ops.norm import unit_rms
 from radixlm.layers.attention import site_of
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved_attention import run_recurrence
-from radixlm.layers.gathered_attention import QueryChunk, attend_gathered
+from radixlm.layers.convolved_attention import (
+    bias_by_distance,
+    growth_of,
+    run_recurrence,
+    seen_of,
+)
+from radixlm.layers.gathered_attention import attend_gathered
 from radixlm.layers.module import Module
 from radixlm.layers.rope import Angles
 from radixlm.layers.state import ConvLayer
@@ -32,6 +38,12 @@ def clipped(x_THC: Tensor, longest: float) -> Tensor:
     x = x_THC.float()
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * (longest / (length + 1e-6)).clamp(max=1.0)
+
+
+def _scaled(x_THC: Tensor, by_HC: Tensor, longest: float, grown: Tensor | None) -> Tensor:
+    """float32; ``grown``: further factors by position, [T, 1, 1]."""
+    x = clipped(x_THC.float() * by_HC, longest)
+    return x if grown is None else x * grown
 
 
 class ClippedConvolution(Module):
@@ -133,37 +145,19 @@ class ClippedRelativeAttentionLayer(Module):
         spec, attends, (x_TD, k_TD, v_TD) = self.spec, self.spec.attention, inputs
         shape = (len(x_TD), -1, attends.head_dim)
         k = self.k_conv.run(self.k.run(k_TD), k_TD, batch, (self._row, 0)).view(shape)
-        v = self.v_conv.run(self.v.run(v_TD), v_TD, batch, (self._row, 1)).view(shape).float()
-        v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + spec.norm.eps)
-        q = self._scaled(self.q.run(x_TD).view(shape), self._q_scale, spec.longest, batch)
+        v = self.v_conv.run(self.v.run(v_TD), v_TD, batch, (self._row, 1)).view(shape)
+        v, grown = unit_rms(v, spec.norm.eps), growth_of(spec, batch.positions_T)
+        q = _scaled(self.q.run(x_TD).view(shape), self._q_scale, spec.longest, grown)
         own = self.distance.run(x_TD).view(len(x_TD), attends.heads, spec.rank)
-        own = self._scaled(own, self._distance_scale, spec.longest_rank, batch)
+        own = _scaled(own, self._distance_scale, spec.longest_rank, grown)
         bias_THE = self._profiles.run(own.flatten(0, 1)).view(*own.shape[:2], -1)
-
-        def bias(chunk: QueryChunk) -> Tensor:
-            distance_QN = chunk.distance_QN
-            index = distance_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
-            gained = bias_THE[chunk.rows].transpose(0, 1).gather(2, index)
-            return gained.masked_fill(distance_QN >= spec.extent, 0.0)
-
         k, dtype = clipped(k, spec.longest), x_TD.dtype
         q, k, v = (t.to(dtype) for t in (q, k, v))
-        sinks_TH = self.sink.run(x_TD)
-        out = attend_gathered(q, k, v, self.site, batch, self._seen, bias, sinks_TH)
+        bias, seen, sinks_TH = bias_by_distance(bias_THE), seen_of(attends), self.sink.run(x_TD)
+        out = attend_gathered(q, k, v, self.site, batch, seen, bias, sinks_TH)
         out = (out.float() * sigmoid(self.gate.run(x_TD).float())).to(dtype)
         return self.out_conv.run(self.o.run(out), x_TD, batch, (self._row, 2))
 
     def convolve_ffn(self, y_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """The feed-forward's branch: [T, D]."""
         return self.ffn_conv.run(y_TD, y_TD, batch, (self._row, 3))
-
-    def _scaled(self, x_THC: Tensor, by_HC: Tensor, longest: float, batch: ForwardBatch) -> Tensor:
-        x, spec = clipped(x_THC.float() * by_HC, longest), self.spec
-        if not spec.grows_from:
-            return x
-        lengths_T = (batch.positions_T + 1).float() / spec.grows_from
-        return x * (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
-
-    def _seen(self, chunk: QueryChunk) -> Tensor:
-        window = self.spec.attention.window
-        return chunk.distance_QN < window if window else chunk.causal_QN

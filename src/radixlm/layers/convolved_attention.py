@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import CompressedConvAttention, RelativeAttention
+from radixlm.arch.spec import (
+    Attention,
+    ClippedRelativeAttention,
+    CompressedConvAttention,
+    RelativeAttention,
+)
 from radixlm.layers.attention import qk_norm_of, site_of
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import QueryChunk, attend_gathered
@@ -130,6 +135,34 @@ def shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((before_BC[:, None], x_BLC[:, :-1]), 1), x_BLC[:, -1]
 
 
+def growth_of(
+    spec: RelativeAttention | ClippedRelativeAttention, positions_T: Tensor
+) -> Tensor | None:
+    """The factors of queries and profiles by position, [T, 1, 1]; None: they do not grow."""
+    if not spec.grows_from:
+        return None
+    lengths_T = (positions_T + 1).float() / spec.grows_from
+    return (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
+
+
+def bias_by_distance(bias_THE: Tensor) -> Callable[[QueryChunk], Tensor]:
+    """What scores gain, [H, Q, N]: a bias of each token and head by distance, none beyond E."""
+
+    def bias(chunk: QueryChunk) -> Tensor:
+        distance_QN, extent = chunk.distance_QN, bias_THE.shape[2]
+        index = distance_QN.clamp(0, extent - 1).expand(bias_THE.shape[1], -1, -1)
+        gained = bias_THE[chunk.rows].transpose(0, 1).gather(2, index)
+        return gained.masked_fill(distance_QN >= extent, 0.0)
+
+    return bias
+
+
+def seen_of(attends: Attention) -> Callable[[QueryChunk], Tensor]:
+    """Which tokens queries see, [Q, N]: those of the window, or all before."""
+    window = attends.window
+    return lambda chunk: chunk.distance_QN < window if window else chunk.causal_QN
+
+
 class RelativeAttentionLayer(Module):
     """q; convolutions of k and v -> norms -> attention with a bias by distance -> o -> a
     convolution. The last convolution is the feed-forward's."""
@@ -175,27 +208,16 @@ class RelativeAttentionLayer(Module):
         self._prepare(q, k, self._norms, None, False)
         states_THR = self.distance.run(x_TD).float().view(len(x_TD), attends.heads, spec.rank)
         bias_THE = self._profiles.run(states_THR.flatten(0, 1)).view(*states_THR.shape[:2], -1)
-        if spec.grows_from:
-            lengths_T = (batch.positions_T + 1).float() / spec.grows_from
-            grown = (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
+        grown = growth_of(spec, batch.positions_T)
+        if grown is not None:
             q, bias_THE = (q.float() * grown).to(q.dtype), bias_THE * grown
-
-        def bias(chunk: QueryChunk) -> Tensor:
-            distance_QN = chunk.distance_QN
-            index = distance_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
-            gained = bias_THE[chunk.rows].transpose(0, 1).gather(2, index)
-            return gained.masked_fill(distance_QN >= spec.extent, 0.0)
-
-        out = attend_gathered(q, k, v, self.site, batch, self._seen, bias)
+        bias, seen = bias_by_distance(bias_THE), seen_of(attends)
+        out = attend_gathered(q, k, v, self.site, batch, seen, bias)
         return self._convolved(self.o.run(out), batch, 2)
 
     def convolve_ffn(self, y_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """The feed-forward's branch: [T, D]."""
         return self._convolved(y_TD, batch, 3)
-
-    def _seen(self, chunk: QueryChunk) -> Tensor:
-        window = self.spec.attention.window
-        return chunk.distance_QN < window if window else chunk.causal_QN
 
     def _convolved(self, x_TC: Tensor, batch: ForwardBatch, index: int) -> Tensor:
         conv: ConvLayer = getattr(self, CONVOLUTIONS[index])

@@ -18,8 +18,8 @@ from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import CrossAttentionSpan, EncoderOutput, ForwardBatch
 
@@ -90,7 +90,7 @@ class CrossAttentionLayer(Module):
         return kept[1][:num], kept[2][:num]
 
 
-class GatedCrossBlock(BlockLayer):
+class GatedCrossBlock(WholeBlock):
     """A block of layout "gated_cross"; skipped in a step without images."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
@@ -103,17 +103,10 @@ class GatedCrossBlock(BlockLayer):
         super().finish()
         self._gates = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``."""
-        x_TD = added(x_TD, pending_TD)
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``."""
         if not batch.cross_attention_spans:
-            return x_TD, None
+            return x_TD
         cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._gates)
         x_TD += self.cross.run(self.norm1.run(x_TD), batch.cross_attention_spans) * cross_gate
         fed = self._feed(self.norm2.run(x_TD), batch) * ffn_gate
@@ -121,7 +114,7 @@ class GatedCrossBlock(BlockLayer):
             if not span.is_before:
                 rows = slice(span.first, span.first + span.count)
                 x_TD[rows] += fed[rows]
-        return x_TD, None
+        return x_TD
 
 
 class EncoderDecoderBlock(BlockLayer):

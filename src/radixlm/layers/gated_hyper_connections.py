@@ -14,13 +14,12 @@ from torch import Tensor
 
 from radixlm.arch.spec import Block, DeltaNet, GatedHyperConnections, Ngrams, Norm
 from radixlm.kernels.ops.activation import sigmoid, silu
-from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import run_recurrence
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.pools.state import StateStep
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -70,7 +69,7 @@ class StreamReader(Module):
         return read, 2 * self._kernels.sigmoid(self.inject.run(flat) / self._count)
 
 
-class GatedHyperConnectionBlock(BlockLayer):
+class GatedHyperConnectionBlock(WholeBlock):
     """A block on N streams, [T, N * D]."""
 
     def __init__(
@@ -90,21 +89,15 @@ class GatedHyperConnectionBlock(BlockLayer):
             first = len(spec.mixer.states) - len(spec.mixer.ngrams.states)
             self.ngrams = NgramLayer(spec.mixer.ngrams, context, state_row, first)
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``; x are the streams [T, N * D]."""
-        x_TC = added(x_TD, pending_TD)
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``; x are the streams [T, N * D]."""
+        x_TC = x_TD
         if self._has_ngrams:
             x_TC = x_TC + self.ngrams.run(x_TC, batch)
         read, weights = self.streams1.run(x_TC)
         x_TC = _joined(x_TC, self._mix(read, batch, angles), weights)
         read, weights = self.streams2.run(x_TC)
-        return _joined(x_TC, self._feed(read, batch), weights), None
+        return _joined(x_TC, self._feed(read, batch), weights)
 
 
 def _joined(x_TC: Tensor, y_TD: Tensor, weights_TN: Tensor | None) -> Tensor:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Block, HyperConnections
-from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
@@ -86,7 +85,7 @@ def join(x_TND: Tensor, y_TD: Tensor, mixed: Mixed) -> Tensor:
     return joined.to(x_TND.dtype)
 
 
-class HyperConnectionBlock(BlockLayer):
+class HyperConnectionBlock(WholeBlock):
     """A block of layout pre on N streams."""
 
     def __init__(
@@ -103,20 +102,13 @@ class HyperConnectionBlock(BlockLayer):
         assert spec.layout == "pre" and None not in (spec.mixer, spec.ffn)
         self.streams1, self.streams2 = (BranchWeights(streams, dim, context) for _ in range(2))
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``; x are the streams [T, N, D]."""
-        x_TND = added(x_TD, pending_TD)
-        mixed = self.streams1.run(x_TND)
-        x_TND = join(x_TND, self._mix(self.norm1.run(mixed.x_TD), batch, angles), mixed)
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``; x are the streams [T, N, D]."""
+        mixed = self.streams1.run(x_TD)
+        x_TND = join(x_TD, self._mix(self.norm1.run(mixed.x_TD), batch, angles), mixed)
         mixed = self.streams2.run(x_TND)
         fed = self._feed(self.norm2.run(mixed.x_TD), batch)
-        return join(x_TND, fed, mixed), None
+        return join(x_TND, fed, mixed)
 
 
 class EndWeights(Weights):

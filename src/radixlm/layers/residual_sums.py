@@ -11,25 +11,19 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Block, ClippedRelativeAttention, Decoder
+from radixlm.kernels.ops.norm import unit_rms
 from radixlm.kernels.products import row_products
-from radixlm.layers.block import BlockLayer
 from radixlm.layers.clipped_attention import ClippedRelativeAttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Param
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 _EPS = 1e-6  # of the sums' norm, whatever rms_norm_eps is
 READERS = ("q", "k", "v", "ffn")  # what reads messages
-
-
-def normalized(x: Tensor, eps: float) -> Tensor:
-    """float32; an RMS norm without weights."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 class SumReader(Module):
@@ -50,7 +44,7 @@ class SumReader(Module):
     def read(query_QD: Tensor, sums_TND: Tensor | None, x_TD: Tensor) -> list[Tensor]:
         """``run`` of these queries."""
         sums = x_TD[:, None] if sums_TND is None else torch.cat((sums_TND, x_TD[:, None]), 1)
-        sums = normalized(sums, _EPS)
+        sums = unit_rms(sums, _EPS)
         scores_TNQ = row_products(sums.flatten(0, 1), query_QD).view(*sums.shape[:2], -1)
         weights_TQN = scores_TNQ.transpose(1, 2).contiguous().softmax(-1)
         read = []
@@ -84,13 +78,13 @@ class MessageGate(Module):
 
     def run(self, x_TD: Tensor, message_TD: Tensor) -> Tensor:
         """[T, D]."""
-        both = torch.cat([normalized(t, self._eps) for t in (x_TD, message_TD)], -1)
+        both = torch.cat([unit_rms(t, self._eps) for t in (x_TD, message_TD)], -1)
         low_TR = self.down.run(both.to(x_TD.dtype))
         forget, gain = (torch.tanh(one.run(low_TR)) for one in (self.forget, self.gain))
         return (1 - forget) * x_TD + gain * message_TD
 
 
-class SummingBlock(BlockLayer):
+class SummingBlock(WholeBlock):
     """A block that reads sums of branches. The first of each ``size`` finishes the present sum."""
 
     mixer: ClippedRelativeAttentionLayer
@@ -122,19 +116,13 @@ class SummingBlock(BlockLayer):
             self._loop_place, eps = layer - loop.first, spec.norm.eps
             self.gates = [MessageGate(eps, loop.rank, dim, context) for _ in READERS]
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``; x is the present sum."""
-        x_TD, scratch = added(x_TD, pending_TD), batch.scratch
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``; x is the present sum."""
+        scratch = batch.scratch
         if self._loop_place == 0:
             assert scratch.sums_TND is not None, "a loop at the first layer"
             scratch.loop_start = x_TD, scratch.sums_TND
-        return self._visit(x_TD, batch, self.mixer, None), None
+        return self._visit(x_TD, batch, self.mixer, None)
 
     def run_again(
         self,
@@ -192,7 +180,7 @@ class SummingBlock(BlockLayer):
         return self.norm1.run(q_TD), norms[0].run(k_TD), norms[1].run(v_TD)
 
 
-class RepeatedBlock(BlockLayer):
+class RepeatedBlock(WholeBlock):
     """A later pass of a looped block, with a cache and a state of its own."""
 
     def __init__(self, spec: Block, pool: tuple[int, int], state_row: int) -> None:
@@ -209,13 +197,7 @@ class RepeatedBlock(BlockLayer):
     def site(self) -> AttentionSite:
         return self._shared[1].site
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``."""
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``."""
         block, mixer, reader = self._shared
-        return block.run_again(added(x_TD, pending_TD), batch, mixer, reader), None
+        return block.run_again(x_TD, batch, mixer, reader)

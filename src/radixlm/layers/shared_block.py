@@ -16,7 +16,6 @@ from radixlm.arch.spec import Block, SharedLayer
 from radixlm.base.record import replace
 from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.attention import AttentionLayer
-from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.mixers import emit_mixer
 from radixlm.layers.module import Module
@@ -29,8 +28,8 @@ from radixlm.layers.program import (
     handles,
     struct,
 )
-from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
+from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -180,7 +179,7 @@ class SharedBlockCall:
         return layer.emit_feed(program, layer.norm2.emit(program, h, h), self._changes)
 
 
-class SharedBlockCaller(BlockLayer):
+class SharedBlockCaller(WholeBlock):
     """A block whose mixer also reads the output of a shared layer."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, state_row: int) -> None:
@@ -197,18 +196,11 @@ class SharedBlockCaller(BlockLayer):
         """The site of the shared layer's call."""
         return self._call.site
 
-    def run_deferred(
-        self,
-        x_TD: Tensor,
-        pending_TD: Tensor | None,
-        batch: ForwardBatch,
-        angles: Sequence[Angles],
-    ) -> tuple[Tensor, Tensor | None]:
-        """See ``BlockLayer``."""
-        x_TD = added(x_TD, pending_TD)
+    def run_whole(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """See ``WholeBlock``."""
         shared_TD = self.asked.run(self._call.run(x_TD, batch, angles))
         x_TD += self._mix(self.norm1.run(x_TD + shared_TD), batch, angles)
-        return x_TD, None
+        return x_TD
 
     def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
         """See ``BlockLayer``."""

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 
+def unit_rms(x_TD: Tensor, eps: float) -> Tensor:
+    """float32: ``x / rms(x)`` over the last dimension."""
+    h = x_TD.float()
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+
+
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """``x / rms(x) * weight`` over the last dimension (arXiv:1910.07467); a new tensor like x."""
-    h = x_TD.float()
-    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return (h * weight_D).to(x_TD.dtype)
+    return (unit_rms(x_TD, eps) * weight_D).to(x_TD.dtype)
 
 
 def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
