@@ -20,6 +20,7 @@ from radixlm.step.result import StepResult
 AUTOMATIC_S = 0.004  # that a step of several passes may take where nobody chose their number
 AUTOMATIC_PASSES = 16
 FIRST_PASSES = 4  # for each token that a request has by then
+TELLING_PASSES = 8  # of a step, from which on it tells what a further pass costs
 
 
 class ContinuousDecoding:
@@ -31,6 +32,8 @@ class ContinuousDecoding:
         # the rings of recent tokens have room for so many
         self._most = AUTOMATIC_PASSES if self._is_timed else min(limits.max_passes, RECENT // 2)
         self._pass_s = AUTOMATIC_S  # of one pass, as the last step took
+        # of the first pass, which the host prepares, what a further one takes: not known yet
+        self._further_share = 1.0
         # batches that took one pass all the same: in the last step; and in two, as their model or
         # sampling must (in one, all rows may have come to an end that they ignore)
         self._lone = self._refused = EMPTY_DECODES
@@ -81,7 +84,11 @@ class ContinuousDecoding:
                 self._refused = items.decodes
             self._lone = items.decodes if num_passes == 1 else EMPTY_DECODES
         self._pass_s = seconds / num_passes + sleep_s
+        if num_passes >= TELLING_PASSES and model_s:
+            share = max(0.0, seconds - model_s) / (num_passes - 1) / model_s
+            self._further_share += 0.2 * (min(1.0, share) - self._further_share)
         if num_passes > 1 or not self._goes_on(items.decodes):
             return seconds / num_passes
+        model_s *= self._further_share
         others_s = max(0.0, seconds - model_s)
         return seconds - others_s * (1 - 1 / self._num_passes(model_s + others_s / self._most))
