@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.options import checked_options, limit_pixels
+from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.config.conflicts import media_problems
+from radixlm.config.server_config import ServerConfig
+from radixlm.multimodal.options import bound_pixels, checked_options, limit_pixels
 from tests.multimodal.tiny import image_processor
 
 
@@ -41,3 +43,34 @@ def test_models_without_such_a_bound_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert dict(processor.image_processor.size) == before
     with pytest.raises(InvalidRequest, match="may set none"):
         checked_options(processor, {"max_pixels": 5})
+
+
+def test_the_servers_bounds_hold_for_requests_without_their_own() -> None:
+    processor = SimpleNamespace(image_processor=image_processor("Qwen2VL"))
+    bound_pixels(processor, {"image": {"max_pixels": 140 * 140}, "video": {"fps": 1}})
+    assert num_patches(processor) == 100
+    with pytest.raises(ConfigError, match="image: the model's bounds are 200000 to 19600 pixels"):
+        bound_pixels(processor, {"image": {"min_pixels": 200_000}})
+    for without in (SimpleNamespace(image_processor=image_processor("CLIP")), SimpleNamespace()):
+        with pytest.raises(ConfigError, match="the images of this model have no bounds"):
+            bound_pixels(without, {"image": {"max_pixels": 5}})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ('{"image": {"max_pixels": 9}, "video": {"fps": 0.5, "max_frames": 8}}', ""),
+        ('{"picture": {}}', '{"image": {"max_pixels": 1048576}} works'),
+        ('{"image": 3}', "works"),
+        ('{"image": {"fps": 2}}', "options of image are min_pixels, max_pixels"),
+        ('{"audio": {"fps": 2}}', "options of audio are none"),
+        ('{"video": {"max_frames": 0}}', "video.max_frames: 0 is no number above 0"),
+        ('{"video": {"max_frames": 1.5}}', "video.max_frames: 1.5"),
+        ('{"video": {"fps": true}}', "video.fps: True"),
+        ('{"image": {"min_pixels": 9, "max_pixels": 4}}', "9 are more than max_pixels 4"),
+    ],
+)
+def test_options_of_processing_are_checked_at_start(given: str, problem: str) -> None:
+    found = list(media_problems(ServerConfig.from_kwargs(mm_process_config=given)))
+    assert len(found) == bool(problem)
+    assert problem in "".join(found)

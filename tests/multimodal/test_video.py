@@ -27,6 +27,15 @@ def test_frames_keep_their_order() -> None:
     assert video.frames.dtype == np.uint8
 
 
+@pytest.mark.parametrize(
+    ("most", "kept"), [(4, [0, 1, 2, 3]), (3, [0, 2, 3]), (2, [0, 3]), (1, [0])]
+)
+def test_more_frames_than_the_server_wants_are_left_out_evenly(most: int, kept: list[int]) -> None:
+    video = read_frames([png(4, 4, shade) for shade in range(4)], 2.0, "here", most)
+    assert video.frames[:, 0, 0, 0].tolist() == kept
+    assert video.fps == 2.0 * most / 4
+
+
 def test_unreadable_videos_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for files in ([], [b"no image"], [png(4, 4, 0), png(4, 5, 0)]):
         with pytest.raises(InvalidRequest, match=r"^here"):

@@ -184,5 +184,7 @@ def test_a_file_gives_its_frames() -> None:
     means = made.frames.reshape(6, -1).mean(1)
     assert np.abs(means - np.arange(0, 30, 5) * 8).max() < 12
     assert len(means) < MAX_FRAMES
+    fewer = read_video(data.getvalue(), 2.0, "here", 3)
+    assert fewer.frames.shape[0] == 3 and fewer.fps == 1.0
     with pytest.raises(InvalidRequest, match=r"^here"):
         read_video(data.getvalue()[:100], 2.0, "here")

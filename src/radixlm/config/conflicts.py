@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
+from radixlm.config.media import PROCESS_OPTIONS
 from radixlm.config.observe import is_bucket_rule
 from radixlm.config.option import options
 from radixlm.config.parallel import ParallelConfig
@@ -263,11 +265,29 @@ def label_problems(config: ServerConfig) -> Iterator[str]:
 
 
 def media_problems(config: ServerConfig) -> Iterator[str]:
-    """The JSON of --limit-mm-data-per-request."""
+    """The JSON of --limit-mm-data-per-request and --mm-process-config."""
     for kind, most in json.loads(config.media.limit_mm_data_per_request or "{}").items():
         is_number = isinstance(most, int) and not isinstance(most, bool) and most >= 0
         if kind not in ("image", "video", "audio") or not is_number:
             yield f'--limit-mm-data-per-request {kind!r}: {most!r}; {{"image": 4}} works'
+    yield from _processing_problems(json.loads(config.media.mm_process_config))
+
+
+def _processing_problems(given: Mapping[str, Any]) -> Iterator[str]:
+    flag = "--mm-process-config"
+    for kind, chosen in given.items():
+        known = PROCESS_OPTIONS.get(kind)
+        if known is None or not isinstance(chosen, Mapping):
+            yield f'{flag} {kind!r}: {chosen!r}; {{"image": {{"max_pixels": 1048576}}}} works'
+            continue
+        for name, value in chosen.items():
+            if name not in known:
+                yield f"{flag} {kind}.{name}: options of {kind} are {', '.join(known) or 'none'}"
+            elif isinstance(value, bool) or not isinstance(value, known[name]) or not value > 0:
+                yield f"{flag} {kind}.{name}: {value!r} is no number above 0; 1 works"
+        bounds = [chosen.get(name) for name in ("min_pixels", "max_pixels")]
+        if all(isinstance(one, int) for one in bounds) and bounds[0] > bounds[1]:
+            yield f"{flag} {kind}: min_pixels {bounds[0]} are more than max_pixels {bounds[1]}"
 
 
 def kv_events_problems(config: ServerConfig) -> Iterator[str]:

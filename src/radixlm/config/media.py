@@ -1,9 +1,17 @@
 """Images, video and audio."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from radixlm.config.flag import POSITIVE, Flag, Group
+
+_BOUNDS = {"min_pixels": int, "max_pixels": int}
+PROCESS_OPTIONS: dict[str, dict[str, Any]] = {
+    "image": _BOUNDS,
+    "video": _BOUNDS | {"fps": int | float, "max_frames": int},
+    "audio": {},
+}
+"""Options of --mm-process-config by modality, and their types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -47,6 +55,12 @@ class MediaConfig(Group):
         'JSON object: the most images, videos and audios of a request, such as {"image": 4}.',
         Flag(is_json=True),
     ] = None
+    mm_process_config: Annotated[
+        str,
+        "JSON object: how media of all requests are processed: min_pixels and max_pixels of image "
+        'and video, fps and max_frames of video, such as {"video": {"fps": 1, "max_frames": 32}}.',
+        Flag(is_json=True),
+    ] = "{}"
     allowed_media_domains: Annotated[
         tuple[str, ...] | None,
         "Domains that media are fetched from, their subdomains included; any when unset.",

@@ -97,6 +97,12 @@ class ModelConfig(Group):
         str | None,
         "Folder for downloaded models; the hub's cache when unset (HF_HOME, HF_HUB_CACHE).",
     ] = None
+    model_checksum: Annotated[
+        str | None,
+        "Check the model's files before they are loaded: a JSON file with their SHA-256, or the "
+        "name of a repository on the hub; without a value, the one that --model-path names.",
+        Flag(const=""),
+    ] = None
     model_impl: Annotated[
         str,
         "'radixlm': native model; 'transformers': Hugging Face's; 'auto': native if there is one.",
@@ -117,6 +123,10 @@ class ModelConfig(Group):
         "unquant: as the checkpoint has them.",
         Flag(choices=_QUANTIZATIONS),
     ] = None
+    enable_fp32_lm_head: Annotated[
+        bool,
+        "Keep the output head in float32, not quantized, and multiply it by float32 activations.",
+    ] = False
     quantization_param_path: Annotated[
         str | None,
         "JSON file with the scales of a KV cache in 8 bit floats (--kv-cache-dtype fp8_e4m3 or "

@@ -234,7 +234,6 @@ _REFUSED: Mapping[str, str] = {
     "weights that come from, or go to, another process": """
         checkpoint_engine_wait_weights_before_ready
         remote_instance_weight_loader_start_seed_via_transfer_engine""",
-    "checksums of weights": "model_checksum",
     "encrypted checkpoints": "decrypted_config_file decrypted_draft_config_file",
     "another reader of config.json": "model_config_parser=auto,hf",
     "other caches of KV": """
@@ -243,9 +242,8 @@ _REFUSED: Mapping[str, str] = {
     "rounded states of recurrent layers": """
         enable_int8_mamba_checkpoint enable_mamba_cache_stochastic_rounding""",
     "other numbers in some models": """
-        enable_deepseek_v4_fp4_indexer enable_fp32_lm_head enable_precise_embedding_interpolation
+        enable_deepseek_v4_fp4_indexer enable_precise_embedding_interpolation
         qsa_indexer_dtype=auto,bfloat16 rl_on_policy_target""",
-    "options of media processing for all requests": "mm_process_config",
     "other fields in answers": """
         enable_return_aux_hidden_states enable_return_indexer_topk padded_output_tokens""",
     "a limit on the prompt tokens of all requests": "max_inflight_prefill_tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.heap import trim_heap
 from radixlm.base.lazy import load
 from radixlm.base.record import replace
+from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
@@ -29,8 +31,9 @@ from radixlm.layers.module import noting_contents
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, NativeModel, build_model
 from radixlm.models.dtype import resolve_dtypes
-from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.checkpoint import StoredQuant, checkpoint_quant
 from radixlm.quant.load_time import make_scheme
+from radixlm.quant.scheme import Scheme
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import REMOTE
 from radixlm.weights.load import LoadReport, load_weights
@@ -57,10 +60,16 @@ def load_model(
     """The model with its weights, and the bytes that they take; one rank's part of ``ranks``.
     ``packed``: from where they are mapped, or where they are kept; ``source``: weights that take
     the place of the checkpoint's, which are not kept."""
+    _check_files(config, info, ranks)
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers:
         _check_ranks(info, ranks)
+        if config.model.enable_fp32_lm_head:
+            raise ConfigError(
+                f"--enable-fp32-lm-head: {info.architecture} runs by transformers; leave it out, "
+                "or use --dtype float32"
+            )
         return _load_transformers(config, info, device, weight, kernels)
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in FP4:
@@ -75,12 +84,7 @@ def load_model(
         kernels,
         weight_dtype=weight,
         merge_windows=config.memory.disable_hybrid_swa_memory,
-        scheme=make_scheme(
-            config.model.quantization,
-            config.model.torchao_config,
-            quant,
-            config.model.load_format,
-        ),
+        scheme=_scheme(config, quant),
         ranks=ranks,
         splits_head=config.parallel.enable_dp_lm_head,
         place_experts=place_experts,
@@ -97,6 +101,27 @@ def load_model(
             len(info.decoder.blocks),
         )
     return model, report.num_bytes
+
+
+def _check_files(config: ServerConfig, info: ModelInfo, ranks: Ranks) -> None:
+    """--model-checksum, of the first rank of each node."""
+    model, parallel = config.model, config.parallel
+    ranks_of_node = max(1, parallel.world_size // parallel.nnodes)
+    if model.model_checksum is None or ranks.place.rank % ranks_of_node:
+        return
+    started = time.monotonic()
+    check: Callable[..., int] = load("radixlm.hub.checksums:check_files")
+    num = check(info.folder, model.model_checksum, model.model_path, model.revision)
+    log.info("%d files of %s have their checksums, in %s",
+             num, info.folder, format_seconds(time.monotonic() - started))  # fmt: skip
+
+
+def _scheme(config: ServerConfig, stored: StoredQuant | None) -> Scheme:
+    c = config.model
+    scheme = make_scheme(c.quantization, c.torchao_config, stored, c.load_format)
+    if c.enable_fp32_lm_head:
+        scheme.head_fmt, scheme.head_storage = "", "float32"
+    return scheme
 
 
 def _check_ranks(info: ModelInfo, ranks: Ranks) -> None:

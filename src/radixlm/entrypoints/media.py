@@ -245,7 +245,11 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     row = info.decoder.dim, num_deep_layers(info.folder), info.media.spatial_merge_size
     return MediaReader(
         MediaProcessor(
-            info.folder, info.media, has_sections, config.media.disable_fast_image_processor
+            info.folder,
+            info.media,
+            has_sections,
+            config.media.disable_fast_image_processor,
+            json.loads(config.media.mm_process_config),
         ),
         rules,
         row,

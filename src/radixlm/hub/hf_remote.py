@@ -16,7 +16,7 @@ from radixlm.base.errors import CheckpointError, ConfigError, TransferError
 from radixlm.base.lazy import require
 from radixlm.hub.fetch import PAUSES_S, Download, fetch_all
 from radixlm.hub.huggingface import Cache
-from radixlm.hub.locate import Wanted, split_repo
+from radixlm.hub.locate import Repo, Wanted, split_repo
 from radixlm.hub.pull import fetch_wanted
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,11 @@ def download(name: str, wanted: Wanted) -> Path:
     return source.folder
 
 
+def digests(repo: Repo, wanted: Wanted) -> dict[str, str]:
+    """The hash of each file of a repository: "sha256:..." or, of git, "git:..."."""
+    return dict(Remote(Cache(wanted, repo), wanted).digests)
+
+
 class Remote:
     """A repository of the hub at its newest commit (``pull.Source``)."""
 
@@ -46,14 +51,14 @@ class Remote:
         info = self._ask()
         self.commit = _hex(info.sha)
         self.folder = cache.snapshot(self.commit)
-        self._digests: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
         self.files: dict[str, int] = {}
         for one in info.siblings or ():
             name, sha = one.rfilename, one.lfs and _hex(one.lfs.sha256)
             if name.startswith("/") or ".." in name.split("/"):
                 raise CheckpointError(f"{cache.repo.name}: {name!r} is no name of a file")
             self.files[name] = one.size or 0
-            self._digests[name] = f"sha256:{sha}" if sha else f"git:{_hex(one.blob_id)}"
+            self.digests[name] = f"sha256:{sha}" if sha else f"git:{_hex(one.blob_id)}"
 
     def _ask(self) -> Any:
         """What the hub has under the revision. ConfigError, TransferError with what to do."""
@@ -116,7 +121,7 @@ class Remote:
         )
         base = f"{self._endpoint}/{title}/resolve/{self.commit}"
         blobs = {
-            name: cache.root / "blobs" / self._digests[name].partition(":")[2]
+            name: cache.root / "blobs" / self.digests[name].partition(":")[2]
             for name in names
             if not (self.folder / name).exists()
         }
@@ -126,7 +131,7 @@ class Remote:
                 url=f"{base}/{quote(name)}",
                 path=blob,
                 size=self.files[name],
-                digest=self._digests[name],
+                digest=self.digests[name],
                 headers=headers,
                 denied=self._ask_for_access,
             )

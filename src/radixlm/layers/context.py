@@ -73,7 +73,7 @@ class LayerContext(Record):
 
     def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """The output head, in the format that the scheme has for it."""
-        scheme = HeadScheme(self.scheme.head_fmt)
+        scheme = HeadScheme(self.scheme.head_fmt, self.scheme.head_storage)
         place = evenly(out_features, self.head_group, scheme.rows_together(in_features))
         place = replace(place, to_first=True)
         return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)

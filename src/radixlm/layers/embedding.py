@@ -9,7 +9,7 @@ from torch import Tensor
 from radixlm.kernels.ops.linear import TiedTable
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
-from radixlm.quant.param import Param, Shard
+from radixlm.quant.param import Param, Shard, Storage
 
 
 class Embedding(Module):
@@ -26,7 +26,8 @@ class Embedding(Module):
         tied_fmt: str | None = None,
     ) -> None:
         """With ``tied_fmt`` the table is also the output head, in that format."""
-        self.weight = Param((rows, dim), shard=Shard(0))
+        storage: Storage = "weight" if tied_fmt is None else context.scheme.head_storage
+        self.weight = Param((rows, dim), storage, Shard(0))
         self.rows, self.dim, self.scale = rows, dim, scale
         self._dtype = context.compute_dtype
         self._kernels, self._tied_fmt = context.kernels, tied_fmt

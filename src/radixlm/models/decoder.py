@@ -623,15 +623,18 @@ class DecoderModel(Module):
             hidden_RD = self.head_norm.run(act(dense_RD, decoder.head_layer.act))
         if decoder.embed_dim:
             hidden_RD = self.embed_out.run(hidden_RD)
+        input_RD = hidden_RD
+        if self.context.scheme.head_storage == "float32":
+            input_RD = hidden_RD.float()
         if lora is not None and lora.has(self.head_site):
             own = self.packed_head
             cut = own if isinstance(own, CutLinear) else None
-            logits_RV = (own if cut is None else cut.inner).run(hidden_RD).float()
+            logits_RV = (own if cut is None else cut.inner).run(input_RD).float()
             lora.add_(self.head_site, hidden_RD, logits_RV)
             logits_RV = logits_RV if cut is None else cut.gathered(logits_RV)
         else:
             run = self._run_head if head is None else head.run
-            logits_RV = run(hidden_RD).float()
+            logits_RV = run(input_RD).float()
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixlm.base.env import IMAGE_MAX_PIXELS
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.multimodal.image import MAX_PIXELS
 
 # They bound the size of images. Others would change the shapes that the encoder was built for.
@@ -33,6 +33,28 @@ def limit_pixels(processor: Any) -> None:
         size = processor.image_processor.size
         if size["longest_edge"]:  # pixels, in spite of its name
             size["longest_edge"] = min(size["longest_edge"], limit)
+
+
+def bound_pixels(processor: Any, processing: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the processors of images and videos the server's bounds (``--mm-process-config``);
+    ConfigError for one that has none."""
+    edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+    for kind, options in processing.items():
+        given = {edge: options[name] for name, edge in edges.items() if name in options}
+        if not given:
+            continue
+        size = getattr(getattr(processor, f"{kind}_processor", None), "size", None)
+        if size is None or not all(size.get(edge) for edge in edges.values()):
+            raise ConfigError(
+                f"--mm-process-config {kind}: the {kind}s of this model have no bounds in pixels"
+            )
+        for edge, pixels in given.items():  # pixels, in spite of its name
+            size[edge] = pixels
+        if size["shortest_edge"] > size["longest_edge"]:
+            raise ConfigError(
+                f"--mm-process-config {kind}: the model's bounds are {size['shortest_edge']} to "
+                f"{size['longest_edge']} pixels then; give min_pixels and max_pixels"
+            )
 
 
 def _known(processor: Any) -> list[str]:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -26,8 +27,8 @@ from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_image
-from radixlm.multimodal.options import checked_options, limit_pixels
-from radixlm.multimodal.video import Video, read_frames, read_video
+from radixlm.multimodal.options import bound_pixels, checked_options, limit_pixels
+from radixlm.multimodal.video import MAX_FRAMES, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
 log = logging.getLogger(__name__)
@@ -94,9 +95,19 @@ class MediaProcessor:
     """The processor of one checkpoint. Thread-safe: it handles one prompt at a time."""
 
     def __init__(
-        self, folder: Path, spec: MultimodalSpec, has_sections: bool, on_pillow: bool = False
+        self,
+        folder: Path,
+        spec: MultimodalSpec,
+        has_sections: bool,
+        on_pillow: bool = False,
+        processing: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
-        """``has_sections``: the model uses M-RoPE. ``on_pillow``: see ``load_processor``."""
+        """``has_sections``: the model uses M-RoPE. ``on_pillow``: see ``load_processor``.
+        ``processing``: the server's options of each modality (``--mm-process-config``)."""
+        of_videos = processing.get("video", {})
+        self._processing = processing
+        self._fps = float(of_videos.get("fps", VIDEO_FPS))
+        self._max_frames = int(of_videos.get("max_frames", MAX_FRAMES))
         self._on_pillow = on_pillow
         self._merge = spec.spatial_merge_size if has_sections else 0
         self._folder, self._spec = folder, spec
@@ -146,6 +157,7 @@ class MediaProcessor:
     def _processor(self) -> Any:
         load = load_image_processor if self._spec.embeds_images else load_processor
         processor = load(self._folder, self._on_pillow)
+        bound_pixels(processor, self._processing)
         limit_pixels(processor)
         return processor
 
@@ -301,8 +313,8 @@ class MediaProcessor:
             return _Piece("audio", samples)
         assert not isinstance(data, np.ndarray)
         if isinstance(data, bytes):
-            return _Piece("video", read_video(data, VIDEO_FPS, where))
-        return _Piece("video", read_frames(data, VIDEO_FPS, where))
+            return _Piece("video", read_video(data, self._fps, where, self._max_frames))
+        return _Piece("video", read_frames(data, self._fps, where, self._max_frames))
 
     def _call(
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
@@ -318,7 +330,7 @@ class MediaProcessor:
             arguments.setdefault(_ARGUMENTS[piece.kind], []).append(value)
         videos = [piece.value for piece in pieces if piece.kind == "video"]
         if videos:
-            arguments["video_metadata"] = [_metadata(video) for video in videos]
+            arguments["video_metadata"] = [video.metadata for video in videos]
             arguments |= {"do_sample_frames": False, "return_metadata": True}
         if "image" in self.kinds:
             arguments.setdefault("images", None)
@@ -450,19 +462,6 @@ def _array(value: Any) -> NDArray[Any]:
     if hasattr(value, "is_floating_point") and value.is_floating_point():
         value = value.float()
     return np.asarray(value)
-
-
-def _metadata(video: Video) -> dict[str, Any]:
-    """What a processor reads about frames that are sampled already."""
-    count = len(video.frames)
-    return {
-        "total_num_frames": count,
-        "fps": video.fps,
-        "duration": count / video.fps,
-        "frames_indices": list(range(count)),
-        "height": video.frames.shape[1],
-        "width": video.frames.shape[2],
-    }
 
 
 def _reason(error: Exception) -> str:

@@ -23,15 +23,28 @@ class Video(Record):
     frames: NDArray[np.uint8]
     fps: float
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a processor reads about frames that are sampled already."""
+        count = len(self.frames)
+        return {
+            "total_num_frames": count,
+            "fps": self.fps,
+            "duration": count / self.fps,
+            "frames_indices": list(range(count)),
+            "height": self.frames.shape[1],
+            "width": self.frames.shape[2],
+        }
 
-def read_video(data: bytes, fps: float, where: str) -> Video:
-    """About ``fps`` frames a second; InvalidRequest for what is no video file or too large, and
-    where PyAV is not installed."""
+
+def read_video(data: bytes, fps: float, where: str, most: int = MAX_FRAMES) -> Video:
+    """About ``fps`` frames a second, ``most`` in all; InvalidRequest for what is no video file or
+    too large, and where PyAV is not installed."""
     needs = "videos need PyAV on the server (pip install av); send a list of frames"
     av = extra("av", where, needs)
     try:
         with av.open(io.BytesIO(data)) as container:
-            return _sampled(container, fps, where)
+            return _fewer(_sampled(container, fps, where), most)
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise InvalidRequest(f"{where} is no video file that can be read: {error}", where) from None
 
@@ -53,15 +66,25 @@ def _sampled(container: Any, fps: float, where: str) -> Video:
     return make_video(frames, rate / every, where)
 
 
-def read_frames(files: Sequence[bytes], fps: float, where: str) -> Video:
-    """A video from image files; InvalidRequest for what is no image, and too many pixels in all."""
+def _fewer(video: Video, most: int) -> Video:
+    """At most so many frames of it, evenly spaced."""
+    count = len(video.frames)
+    if count <= most:
+        return video
+    chosen = np.linspace(0, count - 1, most).round().astype(np.int64)
+    return Video(video.frames[chosen], video.fps * most / count)
+
+
+def read_frames(files: Sequence[bytes], fps: float, where: str, most: int = MAX_FRAMES) -> Video:
+    """A video from image files, ``most`` of them; InvalidRequest for what is no image, and
+    for too many pixels in all."""
     frames, left = [], MAX_PIXELS
     for data in files:
         frames.append(np.asarray(image.open_image(data, where)))
         left -= frames[-1].shape[0] * frames[-1].shape[1]
         if left < 0:
             raise InvalidRequest(f"{where}: more than {MAX_PIXELS} pixels in all frames", where)
-    return make_video(frames, fps, where)
+    return _fewer(make_video(frames, fps, where), most)
 
 
 def make_video(frames: list[NDArray[np.uint8]], fps: float, where: str) -> Video:

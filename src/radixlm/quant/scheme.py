@@ -10,13 +10,15 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, is_fp8
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.quantized import FP4_GROUPS, GROUPS
-from radixlm.quant.param import Param, Shard
+from radixlm.quant.param import Param, Shard, Storage
 
 
 class Scheme(Protocol):
-    """One way to store linear weights. ``head_fmt`` is the format of the output head."""
+    """One way to store linear weights. ``head_fmt`` is the format of the output head, and
+    ``head_storage`` the dtype of one that is in none."""
 
     head_fmt: str
+    head_storage: Storage
 
     def fmt(self, in_features: int) -> str:
         """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
@@ -46,6 +48,8 @@ class UnquantizedScheme:
     """Weights in the checkpoint's dtype, or in that of ``--dtype``."""
 
     head_fmt = ""
+    head_storage: Storage = "weight"
+    storage: Storage = "weight"
 
     def fmt(self, in_features: int) -> str:
         return ""
@@ -62,7 +66,7 @@ class UnquantizedScheme:
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
     ) -> dict[str, Param]:
-        params = {"weight": Param((out_features, in_features), shard=shard)}
+        params = {"weight": Param((out_features, in_features), self.storage, shard)}
         if bias:
             bias_shard = shard if shard is not None and shard.dim == 0 else None
             params["bias"] = Param((out_features,), "float32", bias_shard)
@@ -105,10 +109,10 @@ class OnlineQuantScheme(UnquantizedScheme):
 
 
 class HeadScheme(UnquantizedScheme):
-    """One fixed format, for any number of inputs."""
+    """One fixed format, for any number of inputs, or one dtype."""
 
-    def __init__(self, fmt: str) -> None:
-        self.head_fmt = fmt
+    def __init__(self, fmt: str, storage: Storage) -> None:
+        self.head_fmt, self.storage = fmt, storage
 
     def fmt(self, in_features: int) -> str:
         return self.head_fmt
