@@ -285,9 +285,9 @@ def _processing_problems(given: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{flag} {kind}.{name}: options of {kind} are {', '.join(known) or 'none'}"
             elif isinstance(value, bool) or not isinstance(value, known[name]) or not value > 0:
                 yield f"{flag} {kind}.{name}: {value!r} is no number above 0; 1 works"
-        bounds = [chosen.get(name) for name in ("min_pixels", "max_pixels")]
-        if all(isinstance(one, int) for one in bounds) and bounds[0] > bounds[1]:
-            yield f"{flag} {kind}: min_pixels {bounds[0]} are more than max_pixels {bounds[1]}"
+        least, most = chosen.get("min_pixels"), chosen.get("max_pixels")
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            yield f"{flag} {kind}: min_pixels {least} are more than max_pixels {most}"
 
 
 def kv_events_problems(config: ServerConfig) -> Iterator[str]:
