@@ -51,7 +51,8 @@ struct SumOperands {
     int v_pad, n;
 };
 
-// Products: Chains, the order in which products are added up; open(rows), close(), scores(), sums().
+// Products: Few, the kernels of few rows in the order in which it adds products; open(rows), close(),
+// scores(), sums().
 template <class Products>
 class Bf16Block {
   public:
@@ -92,7 +93,7 @@ class Bf16Block {
         }
         if (is_few) {
             few_q = f, few_weights = f + FEW * k_pad;
-            widen_bf16(q, rows.count * k_pad, few_q);
+            if (!Few::takes_pairs(a.cache.dtype)) widen_bf16(q, rows.count * k_pad, few_q);
             return;
         }
         std::memset(weights, 0, GROUP * WEIGHTS * 2);
@@ -114,7 +115,7 @@ class Bf16Block {
     static constexpr int BURST = 24;                   // lines that may be prefetched at once
     static constexpr int AHEAD = 8;                    // queries: tokens are far apart in memory
     static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
-    using Few = FewKernels<Products::template Chains>;
+    using Few = typename Products::Few;
 
     const AttnArgs& a;
     const Shape& s;
@@ -393,17 +394,19 @@ void Bf16Block<Products>::run_few(int block0) {
     }
     if ((block.lost = lost_tokens(a, s, rows, pages, kv_head, block0))) drop_lost(block, tile);
     const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
-    Few::SCORES[of_type][n - 1](few_q, s.k_dim, tile, p);
+    Few::scores_of_type(of_type)[n - 1]({few_q, q}, s.k_dim, tile, p);
     if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
     BlockItem all{&block, 0, n, 0, 1, 0};
     open_maxima(0, n);
     softmax_item(all);
     close_maxima(0, n);
-    for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
+    if (!Few::takes_pairs(a.cache.dtype))
+        for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
+    const FewFactors all_weights{few_weights, weights, WEIGHTS};
     for (int half = 0; half < 2; half++)
         if (tile[2 * half].k || tile[2 * half + 1].k)
-            Few::SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half,
-                                      v_width(a.cache), s.v_dim);
+            Few::sums_of_type(of_type)[n - 1](rows.now, s.state, all_weights.from(half * STEP),
+                                              tile + 2 * half, v_width(a.cache), s.v_dim);
 }
 
 template <class Products>

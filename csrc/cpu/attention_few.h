@@ -41,8 +41,16 @@ struct FewTile {
     int count;                    // tokens
 };
 
-// What few rows need of an order of sums. q: float32, rounded to bfloat16, [k_dim / 32][R][32]; weights
-// likewise, [R][64].
+// Queries [k_dim / 32][R][32] or weights [R][64], rounded to bfloat16: as float32, where conversions of the
+// cache are met by them, and as bfloat16, whose weights are `stride` apart from row to row.
+struct FewFactors {
+    const float* wide;
+    const uint16_t* pairs;
+    int stride = 0;
+    FewFactors from(int token) const { return {wide + token, pairs + token, stride}; }
+};
+
+// What few rows need of an order of sums.
 template <template <int, int> class Chains>
 struct FewKernels {
     // p[row][64] of N tiles = q . k
@@ -75,21 +83,28 @@ struct FewKernels {
             for (int t = 0; t < N; t++) store(p + r * 4 * TILE + t * TILE, all.sum[r][t]);
     }
 
-    // Present tiles are neighbours; as many are read together as registers hold sums for.
+    // Present tiles are neighbours: f(n, t) for n of them from tile t on, `MOST` at a time.
+    template <int R, int MOST, class F>
+    static RADIX_INLINE void each_run(const FewTile* tile, float* p, F f) {
+        for (int t = 0, n; t < 4; t += n) {
+            for (n = 0; n < MOST && t + n < 4 && tile[t + n].k;) n++;
+            if (n)
+                f(n, t);
+            else
+                for (int r = n++; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
+        }
+    }
+
+    // As many are read together as registers hold sums for.
     template <int R, int DTYPE>
-    static void scores(const float* q, int k_dim, const FewTile* tile, float* p) {
+    static void scores(const FewFactors& q, int k_dim, const FewTile* tile, float* p) {
         constexpr int MAX_TILES = R > 4 ? 1 : R > 2 ? 2 : 4;
         using Fn = void (*)(const float*, int, const FewTile*, float*);
         static constexpr Fn OF[] = {scores_of<R, DTYPE, 1>, scores_of<R, DTYPE, (MAX_TILES > 1 ? 2 : 1)>,
                                     scores_of<R, DTYPE, (MAX_TILES > 2 ? 3 : 1)>,
                                     scores_of<R, DTYPE, (MAX_TILES > 2 ? 4 : 1)>};
-        for (int t = 0, n; t < 4; t += n) {
-            for (n = 0; n < MAX_TILES && t + n < 4 && tile[t + n].k;) n++;
-            if (n == 0)
-                for (int r = n++; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
-            else
-                OF[n - 1](q, k_dim, tile + t, p + t * TILE);
-        }
+        each_run<R, MAX_TILES>(tile, p,
+                               [&](int n, int t) { OF[n - 1](q.wide, k_dim, tile + t, p + t * TILE); });
     }
 
     // Tokens of V and their weights to sums.
@@ -140,17 +155,17 @@ struct FewKernels {
     }
 
     template <int R, int DTYPE>
-    static void sums(float* state, int stride, const float* weight, const FewTile* tile, int64_t width,
+    static void sums(float* state, int stride, const FewFactors& weight, const FewTile* tile, int64_t width,
                      int v_dim) {
         constexpr int N = R > 4 ? 1 : R > 2 ? 2 : 4;
         int at = 0;
         for (; at + N * 16 <= v_dim; at += N * 16)
-            sums_of<R, DTYPE, N>(state, stride, weight, tile, width, at);
-        for (; at < v_dim; at += 16) sums_of<R, DTYPE, 1>(state, stride, weight, tile, width, at);
+            sums_of<R, DTYPE, N>(state, stride, weight.wide, tile, width, at);
+        for (; at < v_dim; at += 16) sums_of<R, DTYPE, 1>(state, stride, weight.wide, tile, width, at);
     }
 
-    using Scores = void (*)(const float*, int, const FewTile*, float*);
-    using Sums = void (*)(float*, int, const float*, const FewTile*, int64_t, int);
+    using Scores = void (*)(const FewFactors&, int, const FewTile*, float*);
+    using Sums = void (*)(float*, int, const FewFactors&, const FewTile*, int64_t, int);
 #define RADIX_FEW(f, dtype) \
     {f<1, dtype>, f<2, dtype>, f<3, dtype>, f<4, dtype>, f<5, dtype>, f<6, dtype>, f<7, dtype>, f<8, dtype>}
     // [bfloat16, int8, e4m3, e5m2][rows - 1]
@@ -159,6 +174,10 @@ struct FewKernels {
     static constexpr Sums SUMS[4][FEW] = {RADIX_FEW(sums, DT_BF16), RADIX_FEW(sums, DT_I8),
                                           RADIX_FEW(sums, DT_E4M3), RADIX_FEW(sums, DT_E5M2)};
 #undef RADIX_FEW
+    // Whether they read a cache of this type without `wide` factors.
+    static constexpr bool takes_pairs(int) { return false; }
+    static const Scores* scores_of_type(int of_type) { return SCORES[of_type]; }
+    static const Sums* sums_of_type(int of_type) { return SUMS[of_type]; }
 };
 
 }  // namespace RADIX_ISA

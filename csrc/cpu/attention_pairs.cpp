@@ -1,18 +1,14 @@
 // Attention by dot products of bfloat16 pairs (AVX-512 with bf16 instructions), twice the rate of fp32
 // multiply-adds. An instruction adds two products to a sum, the odd one of the pair first.
 #include "attention_bf16.h"
+#include "attention_few_pairs.h"
 #include "panels.h"
 
 namespace radix {
 namespace RADIX_ISA {
 
-RADIX_INLINE vf add_pairs(vf sum, vf x, vf y) {
-    return {_mm512_dpbf16_ps(sum.v, (__m512bh)x.v, (__m512bh)y.v)};
-}
-
 struct PairProducts {
-    template <int R, int N>
-    using Chains = PairChain<R, N>;
+    using Few = PairFew;
 
     static void open(int) {}
     static void close() {}

@@ -84,8 +84,7 @@ class TileSums {
 #undef RADIX_STORE
 
 struct TileProducts {
-    template <int R, int N>
-    using Chains = TileChains<R, N>;
+    using Few = FewKernels<TileChains>;
 
     static void open(int count) {
         TileConfig c;
