@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
     args, rest = parser.parse_known_args(sys.argv[1:])
     given = ["--load-format", "dummy", "--skip-tokenizer-init", "--log-level", "error"]
-    options = engine_options([*given, *rest], "prompt_beside_streams.py", parser)
+    options = engine_options([*given, *rest], parser)
     rng, times, ends = np.random.default_rng(0), list[tuple[float, float]](), threading.Event()
     with Engine(max_total_tokens=args.prompt + 3000 * args.streams, **options) as engine:
         vocab = engine.info.decoder.vocab

@@ -35,6 +35,7 @@ SIDEWAYS = {
     ("observe", "wire"),
     ("distributed", "kernels"),
     ("evals", "bench"),
+    ("bench", "router"),
     ("cuda_graphs", "lora"),
 }
 TORCH_FREE = (

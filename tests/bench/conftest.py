@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +33,8 @@ class Scripted:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(
-                    int(line.split(b":")[1])
-                    for line in head.split(b"\r\n")
-                    if line.lower().startswith(b"content-length")
-                )
-                body = await reader.readexactly(length)
+                length = re.search(rb"content-length: *(\d+)", head.lower())
+                body = await reader.readexactly(int(length[1]) if length else 0)
                 self.seen.append((head, body))
                 for part in self.script(head, body):
                     if part is None:

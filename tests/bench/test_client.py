@@ -119,6 +119,16 @@ async def test_a_broken_answer_is_an_error(scripted, answer) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_an_event_that_is_not_understood_is_an_error(scripted, is_whole: bool) -> None:
+    length = b"Content-Length: 9\r\n\r\n" if is_whole else b"\r\n"
+    scripted.script = lambda head, body: [STREAM_HEAD + length + b"data: 1\n\n"]
+    client = HttpClient(scripted.url)
+    with pytest.raises(TransferError, match="not understood: ZeroDivisionError"):
+        await client.ask("POST", "/", {}, lambda data, now_s: 1 // 0)
+    client.close()
+
+
 async def test_cancelling_closes_the_connection(scripted) -> None:
     started = asyncio.Event()
     scripted.script = lambda head, body: [
@@ -133,7 +143,7 @@ async def test_cancelling_closes_the_connection(scripted) -> None:
 
 
 async def test_an_absent_server_is_named_by_its_address() -> None:
-    with pytest.raises(TransferError, match=r"http://127\.0\.0\.1:1 "):
+    with pytest.raises(TransferError, match=r"no server answers at http://127\.0\.0\.1:1: "):
         await HttpClient("http://127.0.0.1:1").ask("GET", "/")
 
 

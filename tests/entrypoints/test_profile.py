@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import urllib.request
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from radixlm.base.errors import ConfigError
@@ -30,28 +34,31 @@ class Server:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2, written: int = 2) -> None:
         self.ranks, self.written, self.seen = ranks, written, list[tuple[str, Any]]()
-        make, transport = httpx.Client, httpx.MockTransport(self)
-        monkeypatch.setattr(httpx, "Client", lambda **kwargs: make(transport=transport, **kwargs))
+        monkeypatch.setattr(urllib.request, "urlopen", self)
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content or b"{}")
-        self.seen.append((request.url.path, body))
-        if request.url.path == "/get_server_info":
-            return httpx.Response(200, json={"tp_size": self.ranks, "dp_size": 1})
-        if request.url.path == "/live/events":
+    def __call__(self, request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        return io.BytesIO(self._answer(request).encode())
+
+    def _answer(self, request: urllib.request.Request) -> str:
+        assert request.data is None or isinstance(request.data, bytes)
+        body, path = json.loads(request.data or b"{}"), urlsplit(request.full_url).path
+        self.seen.append((path, body))
+        if path == "/get_server_info":
+            return json.dumps({"tp_size": self.ranks, "dp_size": 1})
+        if path == "/live/events":
             parts = (("hello", HELLO), ("steps", STEPS), ("steps", STEPS))
-            text = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
-            return httpx.Response(200, text=text)
-        if request.url.path == "/start_profile" and body["num_steps"] > 100:
-            return httpx.Response(400, text="num_steps: too many")
-        if request.url.path == "/start_profile":
+            return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in parts)
+        if path == "/start_profile" and body["num_steps"] > 100:
+            said = io.BytesIO(b"num_steps: too many")
+            raise HTTPError(request.full_url, 400, "Bad Request", Message(), said)
+        if path == "/start_profile":
             for rank in range(self.written):
                 event = {"name": "op", "pid": 9, "tid": 1, "ph": "X", "ts": 5.0, "dur": 1.0}
                 flow = {"name": "ac2g", "pid": 9, "ph": "s", "ts": 5.0, "id": 3}
                 trace = {"traceEvents": [event, flow], "baseTimeNanoseconds": 1000 * rank}
-                path = Path(body["output_dir"]) / f"1.0-TP-{rank}.trace.json.gz"
-                profile.write(path, trace)
-        return httpx.Response(200, text="ok")
+                file = Path(body["output_dir"]) / f"1.0-TP-{rank}.trace.json.gz"
+                profile.write(file, trace)
+        return "ok"
 
 
 def test_traces_of_ranks_and_the_hosts_steps_become_one(
@@ -96,8 +103,12 @@ def test_what_does_not_come_and_what_is_refused(
     assert main(["profile", "--output-dir", str(tmp_path), "--timeout", "0"]) == 1
     assert "only 1 of 2 traces" in capsys.readouterr().out
     assert server.seen[-1][0] == "/stop_profile"
-    for args in (["--rpd"], ["--num-steps", "200", "--output-dir", str(tmp_path)]):
-        with pytest.raises(ConfigError):
+    for args, message in (
+        (["--rpd"], "AMD"),
+        (["--num-steps", "200", "--output-dir", str(tmp_path)], "400 num_steps: too many"),
+        (["--url", "localhost:30000"], "--url localhost:30000"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             profile.main(args)
 
 

@@ -19,7 +19,7 @@ from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.rounded import RoundedScheme, nf4
-from radixlm.quant.scheme import OnlineQuantScheme, UnquantizedScheme
+from radixlm.quant.scheme import OnlineQuantScheme, Scheme
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
 
@@ -44,7 +44,7 @@ def test_the_nearest_format_that_fits(asked: str, inputs: int, expected: str) ->
 
 
 def test_options() -> None:
-    assert type(make_scheme(None)) is UnquantizedScheme
+    assert type(make_scheme(None)) is Scheme
     assert make_scheme("w8a8_int8").fmt(64) == "w8a8"
     assert make_scheme(None, "int4wo-64").fmt(64) == "w4a8-64"
     assert make_scheme("int8wo", "int8wo").fmt(64) == "int8wo"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.fakes.sharded_state import save_sharded_state
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
 from radixlm.arch.hf import describe
@@ -23,7 +24,6 @@ from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.weights.load import load_weights, open_reader
 from radixlm.weights.npcache import open_npcache
-from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

@@ -24,9 +24,8 @@ from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
-from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.checkpoint import StoredQuant, checkpoint_quant
 from radixlm.quant.load_time import make_scheme
-from radixlm.quant.prequantized import GgufQuant
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.gguf_file import GgufSource
 
@@ -181,7 +180,7 @@ def test_a_nan_scale_is_named(tmp_path: Path) -> None:
     raw[at : at + 2] = b"\x00\x7e"
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"blocks\.2.*NaN.*m\.gguf: blk\.2\.ffn_up\.weight\)"):
-        load_model(unpacked(file), scheme=make_scheme("gguf", "", GgufQuant()))
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", StoredQuant("gguf")))
 
 
 @pytest.mark.parametrize("rows_and_inputs", [(128, 64), (128, 512), (0, 256), (127, 256)])
@@ -195,7 +194,7 @@ def test_a_wrong_shape_in_four_bits_is_named(
     raw[at : at + 16] = struct.pack("<QQ", *rows_and_inputs[::-1])
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"blocks\.1\.mixer\.qkv.*m\.gguf.*blk\.1\.attn_k.*"):
-        load_model(unpacked(file), scheme=make_scheme("gguf", "", GgufQuant()))
+        load_model(unpacked(file), scheme=make_scheme("gguf", "", StoredQuant("gguf")))
 
 
 def test_unsupported_types_are_refused_by_name(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.fakes.sharded_state import save_sharded_state
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny, make_tiny
 
 from radixlm.arch.hf import describe
@@ -22,7 +23,6 @@ from radixlm.models.build import Model, build_model
 from radixlm.weights.folder import find_files
 from radixlm.weights.load import load_weights, non_finite_problem, open_reader
 from radixlm.weights.options import LoadOptions
-from radixlm.weights.sharded_state import save_sharded_state
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.fakes.sharded_state import save_sharded_state
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.weights.remote.conftest import packed
 from tests.weights.test_load import empty_model
@@ -20,7 +21,6 @@ from radixlm.weights.load import load_weights, open_reader
 from radixlm.weights.options import DEFAULT, LoadOptions, read_options
 from radixlm.weights.remote.source import RemoteSource
 from radixlm.weights.safetensors_file import SafetensorsSource
-from radixlm.weights.sharded_state import save_sharded_state
 
 FILE = "model.safetensors"
 

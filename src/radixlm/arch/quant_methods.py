@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 
 class QuantMethod(NamedTuple):  # no Record: the options read this table before msgspec is imported
-    """``parse``: "module:function" that reads a ``quantization_config``. ``flags``: values of
-    ``--quantization`` for checkpoints of the method. ``tensors``: regular expression of the end of
-    the names of tensors that are read together with their weight (scales, zero points)."""
+    """``parse``: "module:function" that reads a ``quantization_config``, or the record of a method
+    whose tensors tell all. ``flags``: values of ``--quantization`` for checkpoints of the method.
+    ``tensors``: regular expression of the end of the names of tensors that are read together with
+    their weight (scales, zero points)."""
 
     name: str
     parse: str
@@ -41,11 +42,11 @@ METHODS = {
     method.name: method
     for method in (
         QuantMethod("fp8", f"{_QUANT}.fp4:parse_fp8", FP8_FLAGS, _FP8_SCALES),
-        QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:parse_fbgemm", FP8_FLAGS),
+        QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:Fp8Quant", FP8_FLAGS),
         QuantMethod("mxfp8", f"{_QUANT}.fp8:parse_mxfp8", FP8_FLAGS),
         QuantMethod("modelopt", f"{_QUANT}.fp4:parse_modelopt", _MODELOPT_FLAGS),
         *(QuantMethod(name, f"{_QUANT}.fp4:parse_modelopt", _FP4_FLAGS) for name in _FP4_FLAGS),
-        QuantMethod("mxfp4", f"{_QUANT}.fp4:parse_mxfp4", ("mxfp4",), "_scales"),
+        QuantMethod("mxfp4", f"{_QUANT}.fp4:Fp4Quant", ("mxfp4",), "_scales"),
         QuantMethod(
             "compressed-tensors",
             f"{_QUANT}.compressed_tensors:parse",
@@ -62,14 +63,14 @@ METHODS = {
         QuantMethod("auto-round", f"{_QUANT}.integers:parse_auto_round", ("auto-round",)),
         QuantMethod("qoq", f"{_QUANT}.integers:parse_qoq", ("qoq",)),
         QuantMethod("quark", f"{_QUANT}.quark:parse_quark", ("quark",)),
-        QuantMethod("w4afp8", f"{_QUANT}.widened:parse_w4afp8", ("w4afp8",)),
+        QuantMethod("w4afp8", f"{_QUANT}.widened:W4AFp8Quant", ("w4afp8",)),
         QuantMethod("bitnet", f"{_QUANT}.widened:parse_bitnet", ("bitnet",)),
-        QuantMethod("hqq", f"{_QUANT}.widened:parse_hqq", ("hqq",)),
-        QuantMethod("torchao", f"{_QUANT}.widened:parse_torchao", ("torchao",)),
+        QuantMethod("hqq", f"{_QUANT}.widened:HqqQuant", ("hqq",)),
+        QuantMethod("torchao", f"{_QUANT}.widened:TorchAoQuant", ("torchao",)),
         QuantMethod("w8a8_int8", f"{_QUANT}.integers:parse_w8a8", ("w8a8_int8",)),
         QuantMethod("blockwise_int8", f"{_QUANT}.integers:parse_blockwise", ("blockwise_int8",)),
-        QuantMethod("bitsandbytes", f"{_QUANT}.widened:parse_bitsandbytes", ("bitsandbytes",)),
-        QuantMethod("gguf", f"{_QUANT}.prequantized:parse_gguf", ("gguf",)),
+        QuantMethod("bitsandbytes", f"{_QUANT}.widened:BitsAndBytesQuant", ("bitsandbytes",)),
+        QuantMethod("gguf", f"{_QUANT}.checkpoint:StoredQuant", ("gguf",)),
     )
 }
 # other names of ``quant_method``

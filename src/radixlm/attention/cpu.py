@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radixlm.attention.base import AttentionBackend
 from radixlm.attention.double_sparsity import DoubleSparsity, SparseStep, is_plain, sparse_step
 from radixlm.attention.reference import Span, attend, make_block, sequence_spans, split_spans
 from radixlm.kernels.cpu.attention import PagedAttention
@@ -21,7 +22,7 @@ from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.heavy import HeavyCache, heavy_nbytes
 from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES, indexable_view
+from radixlm.kernels.ops.kv import indexable_view
 from radixlm.pools.group import KvGroup
 from radixlm.pools.memory import pool_tensor
 from radixlm.pools.pool import PagedPool, page_nbytes
@@ -143,14 +144,12 @@ class _Layer:
     heavy: int
 
 
-class CpuBackend:
-    """The C++ kernels behind the backend protocol."""
+class CpuBackend(AttentionBackend):
+    """The C++ kernels; caches hold floats of 32, 16 and 8 bits, int8 and int4."""
 
     name = "cpu"
-    required_page_size: int | None = None
     page_multiple = TILE
     takes_sparsity = True
-    sparsity: DoubleSparsity | None = None
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.pools: list[CpuPool | PagedPool | None] = [None] * len(groups)
@@ -160,14 +159,6 @@ class CpuBackend:
         self.tables: list[Tensor] = []
         self._native_store = native().store
         self.sparse: SparseStep | None = None
-
-    def supports(self, page_size: int) -> bool:
-        """Multiples of 16."""
-        return page_size >= TILE and page_size % TILE == 0
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Floats of 32, 16 and 8 bits, int8 and int4."""
-        return dtype in DTYPES
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""

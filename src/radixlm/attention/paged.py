@@ -1,45 +1,29 @@
 """Base classes of backends over PagedPool (pools/pool.py)."""
 
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from radixlm.attention.double_sparsity import DoubleSparsity
+from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.kv import DTYPES
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
-class PagedBackend(ABC):
+class PagedBackend(AttentionBackend):
     """A backend over PagedPool; two such backends can share their pools."""
 
-    name = ""
-    required_page_size: int | None = None
-    page_multiple = 1
-    takes_sparsity = False
-    sparsity: DoubleSparsity | None = None
-    dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
     pool_class: type[PagedPool] = PagedPool
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.device = device
         self.pools: list[PagedPool | None] = [None] * len(groups)
         self._batch: ForwardBatch | None = None
-
-    def supports(self, page_size: int) -> bool:
-        """Any page size, unless one is required."""
-        return page_size >= 1 and self.required_page_size in (None, page_size)
-
-    def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Whether the cache may hold this dtype."""
-        return dtype in self.dtypes
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""
@@ -52,16 +36,6 @@ class PagedBackend(ABC):
         pool = self.pool_class(group, num_pages, page_size, dtype, self.device)
         self.pools[group.index] = pool
         return pool
-
-    @abstractmethod
-    def begin(self, batch: ForwardBatch) -> None:
-        """Prepare a step: called once, before the first layer."""
-
-    @abstractmethod
-    def run(
-        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
-    ) -> Tensor:
-        """Store the step's K and V, attend: [T, heads * v_dim] in the dtype of q."""
 
 
 class PluginBackend(PagedBackend):

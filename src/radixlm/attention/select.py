@@ -89,13 +89,10 @@ def _with_plain_pool(backend: AttentionBackend, prefill: str, decode: str) -> Pa
     )
 
 
-class HybridBackend:
+class HybridBackend(AttentionBackend):
     """``decode`` for steps that only decode, ``prefill`` for all others, over one pool. It has the
     decode backend's name, because that decides whether decode steps can be captured as CUDA
     graphs."""
-
-    takes_sparsity = False
-    sparsity: DoubleSparsity | None = None
 
     def __init__(self, prefill: PagedBackend, decode: PagedBackend) -> None:
         self.prefill, self.decode = prefill, decode

@@ -17,7 +17,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, positive
+from radixlm.bench.options import Parser, engine_parser, positive
 from radixlm.entrypoints.offline import Engine
 
 _WARM_UP = 64  # tokens of a prompt before the first that counts
@@ -25,12 +25,8 @@ _WARM_UP = 64  # tokens of a prompt before the first that counts
 
 def build_parser() -> Parser:
     """The flags of this verb."""
-    parser = Parser(
-        "radixlm bench long-context",
-        "What prompts cost by their length, one at a time.",
-        usage="radixlm bench long-context [--lengths N ...] [server options]",
-        epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
-    )
+    about = "What prompts cost by their length, one at a time."
+    parser = engine_parser("long-context", about, "[--lengths N ...]")
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--lengths", type=int, nargs="+", default=[1024, 2048], metavar="N", help="tokens"
@@ -50,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     positive(args.lengths, "--lengths")
     positive([args.output_len - 1], "--output-len minus 1")
     report.check_writable(args.output_file)
-    options = engine_options(rest, "radixlm bench long-context", parser)
+    options = engine_options(rest, parser)
     results = measure(options, sorted(args.lengths), args.output_len, args.seed)
     if args.output_file:
         report.append_jsonl(args.output_file, results)

@@ -21,7 +21,14 @@ from radixlm.bench import metrics, report
 from radixlm.bench.backends import NativeMeter, Outcome
 from radixlm.bench.datasets import DatasetOptions, Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
-from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object, refuse
+from radixlm.bench.options import (
+    Parser,
+    add_dataset_options,
+    dataset_options,
+    engine_parser,
+    json_object,
+    refuse,
+)
 from radixlm.bench.progress import Progress
 from radixlm.config.parser import parse
 from radixlm.config.server_config import flat
@@ -33,12 +40,7 @@ _WARMUP_OUTPUT = 16
 
 def build_parser() -> Parser:
     """The flags of this verb."""
-    parser = Parser(
-        "radixlm bench offline",
-        "Throughput of the engine without a server.",
-        usage="radixlm bench offline [options] [server options]",
-        epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
-    )
+    parser = engine_parser("offline", "Throughput of the engine without a server.")
     add_dataset_options(parser)
     group = parser.add_argument_group("run")
     group.add_argument(
@@ -68,12 +70,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def engine_options(
-    argv: Sequence[str], prog: str, parser: argparse.ArgumentParser
-) -> dict[str, Any]:
+def engine_options(argv: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Keyword arguments of ``Engine`` for the server options in ``argv``, checked. ``parser``: of
     the verb, which has read the others."""
-    config, given = parse(argv, prog, parser._option_string_actions)
+    config, given = parse(argv, parser.prog, parser._option_string_actions)
     level = config.observe.log_level if "log_level" in given else "warning"
     set_up_logging("bench", level, log_format=config.observe.log_format)
     return {n: v for n, v in flat(config, show_secrets=True).items() if n in given}
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     check_options(prompts)
     traffic = Traffic(math.inf, args.max_concurrency, args.seed)
     extra = json_object(args.extra_request_body, "--extra-request-body")
-    options = engine_options(rest, "radixlm bench offline", parser)
+    options = engine_options(rest, parser)
     if options.get("skip_tokenizer_init"):
         raise ConfigError("--skip-tokenizer-init: the prompts are drawn with the tokenizer")
     with Engine(**options) as engine:

@@ -25,7 +25,7 @@ from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
 from radixlm.base.record import replace
 from radixlm.bench import report
-from radixlm.bench.options import Parser, add_shape_options, positive, refuse
+from radixlm.bench.options import Parser, add_shape_options, engine_parser, positive, refuse
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import placed
@@ -78,12 +78,7 @@ class Result:
 
 def build_parser() -> Parser:
     """The flags of this verb."""
-    parser = Parser(
-        "radixlm bench one-batch",
-        "Prefill and decode speed of one static batch.",
-        usage="radixlm bench one-batch [options] [server options]",
-        epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
-    )
+    parser = engine_parser("one-batch", "Prefill and decode speed of one static batch.")
     add_shape_options(parser)
     parser.add_argument("--run-name", default="default", metavar="TEXT", help="name in the result")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
@@ -122,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     positive([args.repeat], "--repeat")
     report.check_writable(args.output_file)
     shapes = [Shape(*s) for s in product(args.batch_size, args.input_len, args.output_len)]
-    config, given = parse(rest, "radixlm bench one-batch", parser._option_string_actions)
+    config, given = parse(rest, parser.prog, parser._option_string_actions)
     if "log_level" not in given:
         config = config.with_values({"log_level": "warning"})
     set_up_logging("bench", config.observe.log_level, log_format=config.observe.log_format)

@@ -31,6 +31,13 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}{near} (see {self.prog} --help)")
 
 
+def engine_parser(verb: str, about: str, usage: str = "[options]") -> Parser:
+    """Of a benchmark that loads the model itself: the server's options may follow its own."""
+    prog = f"radixlm bench {verb}"
+    follow = "All options of `radixlm serve` may follow, such as --model-path FOLDER."
+    return Parser(prog, about, usage=f"{prog} {usage} [server options]", epilog=follow)
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Two columns; defaults are shown unless empty."""
 

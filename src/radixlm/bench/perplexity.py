@@ -19,7 +19,7 @@ from tqdm import tqdm
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser
+from radixlm.bench.options import Parser, engine_parser
 from radixlm.config.schedule import MIN_WINDOW
 from radixlm.entrypoints.offline import Engine
 from radixlm.wire.requests import StreamingWindow
@@ -29,12 +29,8 @@ _TOGETHER = 16  # pieces that the engine gets at a time
 
 def build_parser() -> Parser:
     """The flags of this verb."""
-    parser = Parser(
-        "radixlm bench perplexity",
-        "How well models predict a text.",
-        usage="radixlm bench perplexity --text FILE [--against MODEL] [server options]",
-        epilog="All options of `radixlm serve` may follow, such as --model-path FOLDER.",
-    )
+    about = "How well models predict a text."
+    parser = engine_parser("perplexity", about, "--text FILE [--against MODEL]")
     group = parser.add_argument_group("text")
     group.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
     group.add_argument(
@@ -61,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         text = Path(args.text).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--text: {error}") from error
-    options = engine_options(rest, "radixlm bench perplexity", parser)
+    options = engine_options(rest, parser)
     window = None
     if args.streaming_window is not None:
         if args.streaming_window < MIN_WINDOW or args.streaming_sinks < 1:

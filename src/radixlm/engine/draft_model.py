@@ -382,11 +382,7 @@ def _renew_head(
 
 def _stay(source: WeightsSource) -> Callable[[], None]:
     """A model that drafts by itself has nothing of its target's."""
-    return _nothing
-
-
-def _nothing() -> None:
-    return
+    return lambda: None
 
 
 def kept_ids(

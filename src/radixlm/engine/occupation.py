@@ -54,7 +54,7 @@ class Occupation:
         self._device = device
         self._released: set[str] = set()
         self._storage_bytes: dict[int, int] = {}  # of released pools on a device, by their order
-        self._drop_graphs = self._record_graphs = _nothing
+        self.follow(lambda: None, lambda: None)
 
     def follow(self, drop_graphs: Callable[[], None], record_graphs: Callable[[], None]) -> None:
         """How graphs are dropped and recorded, from now on: of a new runner."""
@@ -198,10 +198,6 @@ class Occupation:
         if self._pools.states is not None:
             for layer in self._pools.states.layers:
                 yield from layer
-
-
-def _nothing() -> None:
-    return
 
 
 def give_back_heap() -> None:

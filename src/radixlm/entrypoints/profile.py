@@ -10,11 +10,13 @@ import contextlib
 import gzip
 import json
 import time
+import urllib.request
 from collections.abc import Iterable
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 
 from radixlm.base.errors import ConfigError
 
@@ -77,16 +79,17 @@ def timeline(hello: dict[str, Any], steps: Iterable[dict[str, Any]]) -> dict[str
     return {"traceEvents": events, "baseTimeNanoseconds": 0, "displayTimeUnit": "ms"}
 
 
-def read_steps(client: httpx.Client) -> dict[str, Any] | None:
+def read_steps(args: argparse.Namespace) -> dict[str, Any] | None:
     """The timeline of the server's last steps; None from a server without /live/events."""
     events: list[tuple[str, dict[str, Any]]] = []
     seen: set[Any] = set()
     name = ""
     with (
-        contextlib.suppress(httpx.ReadTimeout),  # it goes on with what is new
-        client.stream("GET", "/live/events", params={"topics": "steps"}, timeout=QUIET_S) as answer,
+        contextlib.suppress(TimeoutError, HTTPError),  # it goes on with what is new
+        _ask(args, "/live/events?topics=steps", timeout_s=QUIET_S) as answer,
     ):
-        for line in answer.iter_lines() if answer.status_code == 200 else ():
+        for data in answer:
+            line = data.decode().rstrip()
             name = line.removeprefix("event: ") if line.startswith("event: ") else name
             if not line.startswith("data: "):
                 continue
@@ -150,23 +153,39 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--rpd: RPD traces are AMD's; leave it out")
     names = [part for part in (args.profile_name, str(time.time())) if part]
     folder = Path(args.output_dir).absolute().joinpath(*names)
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    if not args.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {args.url}: use a URL such as http://localhost:30000")
     try:
-        with httpx.Client(base_url=args.url, headers=headers, timeout=60.0) as client:
-            return 0 if _run(client, args, folder) else 1
-    except httpx.HTTPError as error:
+        return 0 if _run(args, folder) else 1
+    except HTTPError as error:
+        text = error.read().decode(errors="replace").strip()
+        raise ConfigError(f"{urlsplit(error.url).path}: {error.code} {text:.500}") from None
+    except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise ConfigError(f"--url {args.url}: {error or type(error).__name__}") from error
 
 
-def _run(client: httpx.Client, args: argparse.Namespace, folder: Path) -> bool:
+def _ask(
+    args: argparse.Namespace, path: str, body: Any = None, timeout_s: float = 60.0
+) -> HTTPResponse:
+    """What the server answers to a GET, or to a POST of ``body``."""
+    headers = {"Content-Type": "application/json"}
+    if args.api_key:
+        headers["Authorization"] = f"Bearer {args.api_key}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(args.url.rstrip("/") + path, data, headers)
+    answer: HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
+    return answer
+
+
+def _run(args: argparse.Namespace, folder: Path) -> bool:
     files: list[Path] = []
     if not args.steps_only:
-        found = _traced(client, args, folder)
+        found = _traced(args, folder)
         if found is None:
             return False
         files = found
     traces = [(path.name.removesuffix(".trace.json.gz"), read(path)) for path in files]
-    steps = read_steps(client)
+    steps = read_steps(args)
     if steps is not None:
         traces.append((HOST, steps))
         write(folder / "steps.trace.json.gz", steps)
@@ -179,22 +198,17 @@ def _run(client: httpx.Client, args: argparse.Namespace, folder: Path) -> bool:
     return bool(files)
 
 
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.status_code >= 400:
-        raise ConfigError(f"{answer.url.path}: {answer.status_code} {answer.text.strip():.500}")
-    return answer
-
-
-def _traced(client: httpx.Client, args: argparse.Namespace, folder: Path) -> list[Path] | None:
+def _traced(args: argparse.Namespace, folder: Path) -> list[Path] | None:
     """Trace the steps; the files once all ranks have written theirs, None if they do not come."""
-    info = _checked(client.get("/get_server_info")).json()
+    with _ask(args, "/get_server_info") as answer:
+        info = json.load(answer)
     kinds = {"CPU": args.cpu, "GPU": args.gpu, "MEM": args.mem}
     body = {
         "output_dir": str(folder), "num_steps": args.num_steps,
         "activities": [name for name, is_on in kinds.items() if is_on],
         "profile_by_stage": args.profile_by_stage,
     }  # fmt: skip
-    _checked(client.post("/start_profile", json=body))
+    _ask(args, "/start_profile", body).close()
     waits = f"waiting for {args.num_steps} steps, which come with requests"
     print(f"traces go to {folder}; {waits}", flush=True)
     count = int(info.get("tp_size") or 1) * int(info.get("dp_size") or 1)
@@ -206,7 +220,8 @@ def _traced(client: httpx.Client, args: argparse.Namespace, folder: Path) -> lis
     deadline_s = time.monotonic() + args.timeout
     while len(files := sorted(folder.glob("*.trace.json.gz"))) < count:
         if time.monotonic() > deadline_s:
-            client.post("/stop_profile")
+            with contextlib.suppress(HTTPError):
+                _ask(args, "/stop_profile", {}).close()
             print(f"only {len(files)} of {count} traces came within {args.timeout:g} s: "
                   "send requests meanwhile")  # fmt: skip
             return None

@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
         return int(uvloop.run(run.on(HttpModel(url, args.model, args.api_key), url)))
     if args.model is not None:  # the server's name of --model-path
         rest = ["--model-path", args.model, *rest]
-    options = engine_options(rest, "radixlm eval", parser)
+    options = engine_options(rest, parser)
     if options.get("skip_tokenizer_init"):
         raise ConfigError("--skip-tokenizer-init: an eval needs the tokenizer")
     with Engine(**options) as engine:

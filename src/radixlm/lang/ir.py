@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from radixlm.lang.choices import ChoicesSamplingMethod
@@ -117,10 +117,11 @@ class SglSamplingParams:
 
     def to_openai_kwargs(self) -> dict[str, Any]:
         self._warn("OpenAI")
+        return self._chat_kwargs() | {"max_completion_tokens": self.max_new_tokens, "n": self.n}
+
+    def _chat_kwargs(self) -> dict[str, Any]:
         return {
             "max_tokens": self.max_new_tokens,
-            "max_completion_tokens": self.max_new_tokens,
-            "n": self.n,
             "stop": self.stop or None,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -152,14 +153,7 @@ class SglSamplingParams:
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
         self._warn("LiteLLM", self.dtype)
-        return {
-            "max_tokens": self.max_new_tokens,
-            "stop": self.stop or None,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-        }
+        return self._chat_kwargs()
 
 
 _UNSET = SglSamplingParams(**dict.fromkeys(one.name for one in fields(SglSamplingParams)))
@@ -167,14 +161,23 @@ _UNSET = SglSamplingParams(**dict.fromkeys(one.name for one in fields(SglSamplin
 
 class SglExpr:
     """An expression; they add to each other and to strings. ``node_id`` and ``prev_node`` are the
-    tracer's."""
+    tracer's. ``form``: of its ``repr``."""
 
+    form: ClassVar[str] = ""
     _count = itertools.count()
 
     def __init__(self) -> None:
         self.node_id = next(SglExpr._count)
         self.prev_node: SglExpr | None = None
         self.pid: str | None = None
+
+    def __repr__(self) -> str:
+        return self.form.format(self=self)
+
+    @property
+    def before(self) -> int | None:
+        """The number of the expression before it in a trace."""
+        return self.prev_node.node_id if self.prev_node is not None else None
 
     def __add__(self, other: SglExpr | str) -> SglExprList:
         return SglExprList([*parts(self), *parts(other)])
@@ -222,23 +225,21 @@ def _inputs(node: SglExpr) -> list[SglExpr]:
 
 
 class SglExprList(SglExpr):
+    form = "ExprList({self.expr_list})"
+
     def __init__(self, expr_list: Sequence[SglExpr]) -> None:
         super().__init__()
         self.expr_list = list(expr_list)
-
-    def __repr__(self) -> str:
-        return f"ExprList({self.expr_list})"
 
 
 class SglArgument(SglExpr):
     """Stands for an argument of a program that is traced."""
 
+    form = "Argument(name={self.name}, value={self.value!r})"
+
     def __init__(self, name: str, value: Any = None) -> None:
         super().__init__()
         self.name, self.value = name, value
-
-    def __repr__(self) -> str:
-        return f"Argument(name={self.name}, value={self.value!r})"
 
     def __len__(self) -> int:
         return len(self.value)
@@ -257,39 +258,38 @@ class SglArgument(SglExpr):
 
 
 class SglConstantText(SglExpr):
+    form = "Constant({self.value!r})"
+
     def __init__(self, value: str) -> None:
         super().__init__()
         self.value = value
-
-    def __repr__(self) -> str:
-        return f"Constant({self.value!r})"
 
 
 class SglImage(SglExpr):
     """``path``: of a file, or its bytes, or a PIL image."""
 
+    form = "SglImage({self.path})"
+
     def __init__(self, path: Any) -> None:
         super().__init__()
         self.path = path
-
-    def __repr__(self) -> str:
-        return f"SglImage({self.path})"
 
 
 class SglVideo(SglExpr):
     """``num_frames`` is not sent: the server's processor chooses the frames."""
 
+    form = "SglVideo({self.path}, {self.num_frames})"
+
     def __init__(self, path: str, num_frames: int) -> None:
         super().__init__()
         self.path, self.num_frames = path, num_frames
-
-    def __repr__(self) -> str:
-        return f"SglVideo({self.path}, {self.num_frames})"
 
 
 class SglGen(SglExpr):
     """Generate text; the variable ``name`` gets it. ``parse`` makes the variable's value of the
     text."""
+
+    form = "Gen('{self.name}')"
 
     def __init__(
         self,
@@ -303,12 +303,11 @@ class SglGen(SglExpr):
             re.compile(self.sampling_params.regex)
         self.name, self.parse = name, parse
 
-    def __repr__(self) -> str:
-        return f"Gen('{self.name}')"
-
 
 class SglSelect(SglExpr):
     """Append the likeliest of ``choices``; with a ``temperature`` one drawn by their scores."""
+
+    form = "Select({self.name}, choices={self.choices}, choices_method={self.choices_method})"
 
     def __init__(
         self,
@@ -320,9 +319,6 @@ class SglSelect(SglExpr):
         super().__init__()
         self.name, self.choices = name, list(choices)
         self.temperature, self.choices_method = temperature, choices_method
-
-    def __repr__(self) -> str:
-        return f"Select({self.name}, choices={self.choices}, choices_method={self.choices_method})"
 
 
 class SglToolLoop(SglExpr):
@@ -345,54 +341,51 @@ class SglToolLoop(SglExpr):
 
 
 class SglRoleBegin(SglExpr):
+    form = "RoleBegin({self.role})"
+
     def __init__(self, role: str) -> None:
         super().__init__()
         self.role = role
-
-    def __repr__(self) -> str:
-        return f"RoleBegin({self.role})"
 
 
 class SglRoleEnd(SglExpr):
+    form = "RoleEnd({self.role})"
+
     def __init__(self, role: str) -> None:
         super().__init__()
         self.role = role
 
-    def __repr__(self) -> str:
-        return f"RoleEnd({self.role})"
-
 
 class SglVarScopeBegin(SglExpr):
+    form = "VarScopeBegin('{self.name}')"
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-
-    def __repr__(self) -> str:
-        return f"VarScopeBegin('{self.name}')"
 
 
 class SglVarScopeEnd(SglExpr):
+    form = "VarScopeEnd('{self.name}')"
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-
-    def __repr__(self) -> str:
-        return f"VarScopeEnd('{self.name}')"
 
 
 class SglVariable(SglExpr):
     """The value that the variable ``name`` of ``source`` will have."""
 
+    form = "Variable('{self.name}', source=%{self.source.node_id})"
+
     def __init__(self, name: str, source: Any) -> None:
         super().__init__()
         self.name, self.source = name, source
 
-    def __repr__(self) -> str:
-        return f"Variable('{self.name}', source=%{self.source.node_id})"
-
 
 class SglSeparateReasoning(SglExpr):
     """Split the variables of ``expr``, which has been appended, into thinking and answer."""
+
+    form = "SeparateReasoning(model_type={self.model_type}, name={self.name})"
 
     def __init__(self, model_type: str, expr: SglExpr) -> None:
         super().__init__()
@@ -412,39 +405,31 @@ class SglSeparateReasoning(SglExpr):
         """The variable that gets the thinking of the first."""
         return next((reasoning_name(name) for name in self.variables), None)
 
-    def __repr__(self) -> str:
-        return f"SeparateReasoning(model_type={self.model_type}, name={self.name})"
-
 
 class SglFork(SglExpr):
+    form = (
+        "Fork(%{self.before}, number={self.number}, position_ids_offset={self.position_ids_offset})"
+    )
+
     def __init__(self, number: int, position_ids_offset: Any = None) -> None:
         super().__init__()
         self.number, self.position_ids_offset = number, position_ids_offset
 
-    def __repr__(self) -> str:
-        before = self.prev_node.node_id if self.prev_node is not None else None
-        return (
-            f"Fork(%{before}, number={self.number}, position_ids_offset={self.position_ids_offset})"
-        )
-
 
 class SglGetForkItem(SglExpr):
+    form = "GetForkItem(%{self.before}, index={self.index})"
+
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
 
-    def __repr__(self) -> str:
-        before = self.prev_node.node_id if self.prev_node is not None else None
-        return f"GetForkItem(%{before}, index={self.index})"
-
 
 class SglConcateAndAppend(SglExpr):
+    form = "ConcatenateAndAppend('{self.states}')"
+
     def __init__(self, states: Sequence[Any]) -> None:
         super().__init__()
         self.states = list(states)
-
-    def __repr__(self) -> str:
-        return f"ConcatenateAndAppend('{self.states}')"
 
 
 def reasoning_name(name: str) -> str:
@@ -455,6 +440,8 @@ def reasoning_name(name: str) -> str:
 class SglTemplate(SglExpr):
     """Fixed texts and holes, answered by one call. A hole is a ``gen`` with a regex or a dtype, or
     a ``select``, whose choice is then generated. ValueError for another one."""
+
+    form = "Template({self.holes})"
 
     def __init__(self, pieces: Sequence[SglExpr]) -> None:
         super().__init__()
@@ -496,9 +483,6 @@ class SglTemplate(SglExpr):
         if found is None:
             raise ValueError(f"{text!r} is no whole template: more max_tokens may help")
         return [found[f"hole{number}"] for number in range(len(self.holes))]
-
-    def __repr__(self) -> str:
-        return f"Template({self.holes})"
 
 
 def _uncaptured(regex: str) -> str:

@@ -9,7 +9,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
 from radixlm.layers.placement import Bounds, Placement, evenly
 from radixlm.quant.param import Shard
-from radixlm.quant.scheme import HeadScheme, Scheme, UnquantizedScheme
+from radixlm.quant.scheme import HeadScheme, Scheme
 
 
 class LayerContext(Record):
@@ -19,7 +19,7 @@ class LayerContext(Record):
     kernels: Kernels
     device: torch.device
     compute_dtype: torch.dtype
-    scheme: Scheme = field(default_factory=UnquantizedScheme)
+    scheme: Scheme = field(default_factory=Scheme)
     ranks: Ranks = ALONE
     cuts_heads: bool = True  # else each rank has all heads of an attention
     attention_groups: AttentionGroups | None = None  # with data-parallel attention
@@ -80,4 +80,4 @@ class LayerContext(Record):
 
     def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """A linear layer that is never quantized and whole on each rank (routers, gates)."""
-        return Linear(in_features, out_features, bias, UnquantizedScheme(), self.kernels)
+        return Linear(in_features, out_features, bias, Scheme(), self.kernels)

@@ -22,7 +22,7 @@ from radixlm.models.decoder import DecoderModel
 from radixlm.models.encoders.text import EncoderModel
 from radixlm.models.pooled_head import PooledHead, head_layers
 from radixlm.models.stages import layer_costs, stage_of
-from radixlm.quant.scheme import Scheme, UnquantizedScheme
+from radixlm.quant.scheme import Scheme
 
 if TYPE_CHECKING:
     from radixlm.models.transformers_backend.model import TransformersModel
@@ -58,7 +58,7 @@ def build_model(
     """
     heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
     refuse_too_many_ranks(ranks.attn.size, heads)
-    scheme = scheme or UnquantizedScheme()
+    scheme = scheme or Scheme()
     groups = AttentionGroups(ranks, splits_head) if ranks.place.attn_tp < ranks.place.tp else None
     context = LayerContext(
         kernels, device, compute_dtype, scheme, ranks, attention_groups=groups,

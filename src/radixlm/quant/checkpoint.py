@@ -1,15 +1,17 @@
 """How a checkpoint stores quantized weights, by the ``quantization_config`` of its config.json."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.quant_methods import ALIASES, METHODS, TABLES
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
+from radixlm.base.record import Record
+from radixlm.quant.prequantized import PrequantizedScheme
 from radixlm.quant.scheme import Scheme
 
 log = logging.getLogger(__name__)
@@ -20,21 +22,21 @@ _OLD_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json
 _AWQ_KEYS = {"w_bit", "zero_point"}  # which only AWQ's old tool wrote
 
 
-class StoredQuant(Protocol):
-    """The quantized weights of one checkpoint."""
+class StoredQuant(Record):
+    """The quantized weights of one checkpoint. ``method``: a name of ``arch/quant_methods.py``."""
 
+    method: str
     # "module:class" of the TensorSource that dequantizes them; "": the files' own source does
-    source: ClassVar[str]
-
-    @property
-    def method(self) -> str:
-        """A name of ``arch/quant_methods.py``."""
+    source: ClassVar[str] = ""
 
     def matches_flag(self, flag: str) -> bool:
         """Whether ``--quantization flag`` means the checkpoint's own numbers."""
+        return flag in METHODS[self.method].flags
 
     def scheme(self) -> Scheme:
-        """The scheme that keeps the checkpoint's numbers."""
+        """The scheme that keeps the checkpoint's numbers: integers as they are stored; numbers that
+        no kernel multiplies are dequantized."""
+        return PrequantizedScheme()
 
 
 def checkpoint_quant(folder: Path) -> StoredQuant | None:
@@ -72,8 +74,9 @@ def parse(config: Mapping[str, Any]) -> StoredQuant | None:
     method = METHODS.get(ALIASES.get(name, name))
     if method is None:
         return None
-    parser: Callable[[Mapping[str, Any]], StoredQuant | None] = load(method.parse)
-    return parser(config)
+    made: Any = load(method.parse)
+    quant: StoredQuant | None = made(method.name if isinstance(made, type) else config)
+    return quant
 
 
 @cache  # a server asks several times

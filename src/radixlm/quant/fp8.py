@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from radixlm.arch.quant_methods import FP8_FLAGS
-from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import BLOCK, FORMATS, fake_quantize_weight
 from radixlm.kernels.ops.linear import PackedLinear
-from radixlm.quant.checkpoint import block_sizes
+from radixlm.quant.checkpoint import StoredQuant, block_sizes
 from radixlm.quant.param import Param
-from radixlm.quant.scheme import OnlineQuantScheme, Scheme, UnquantizedScheme
+from radixlm.quant.scheme import OnlineQuantScheme, Scheme
 
 BY_ROW, BY_BLOCK = FORMATS
 MX_BLOCK = (1, 32)  # of MXFP8: rows and inputs that share a scale
@@ -21,11 +20,10 @@ _SAMPLE_ROWS = 64
 _MAX_CHANGE = 0.01  # relative, of weights that were 8 bit floats before; others change by 0.025
 
 
-class Fp8Quant(Record):
+class Fp8Quant(StoredQuant):
     """``fmt``: the format of kernels/ops/fp8.py that keeps the numbers. ``block``: rows and inputs
     that share a scale, if scales are a matrix."""
 
-    method: str
     fmt: str = BY_ROW
     block: tuple[int, int] = (BLOCK, BLOCK)
     source: ClassVar[str] = "radixlm.weights.fp8_source:Fp8Source"
@@ -35,11 +33,6 @@ class Fp8Quant(Record):
 
     def scheme(self) -> Scheme:
         return PrequantizedFp8Scheme(self.fmt)
-
-
-def parse_fbgemm(config: Mapping[str, Any]) -> Fp8Quant:
-    """Of fbgemm: a scale for each row."""
-    return Fp8Quant("fbgemm_fp8")
 
 
 def parse_mxfp8(config: Mapping[str, Any]) -> Fp8Quant:
@@ -70,7 +63,7 @@ class PrequantizedFp8Scheme(OnlineQuantScheme):
         assert value is not None, "a parameter was used before it was loaded"
         if self._is_stored(value):
             return super().pack(kernels, params, gate_act)
-        return UnquantizedScheme().pack(kernels, params, gate_act)
+        return Scheme().pack(kernels, params, gate_act)
 
     def expert_fmt(self, weight_EOI: Tensor) -> str:
         first_and_last = weight_EOI[:: max(1, len(weight_EOI) - 1)]

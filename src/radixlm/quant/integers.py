@@ -4,12 +4,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from radixlm.arch.quant_methods import METHODS
 from radixlm.base.errors import ConfigError
-from radixlm.base.record import Record
 from radixlm.quant.checkpoint import StoredQuant, block_sizes
-from radixlm.quant.prequantized import PrequantizedScheme
-from radixlm.quant.scheme import Scheme
 
 GROUP_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -29,13 +25,12 @@ _ROUND_PACKINGS = (
 )
 
 
-class IntegerQuant(Record):
+class IntegerQuant(StoredQuant):
     """How integers are stored. ``bits``: 0 if it follows from the tensors' shapes. ``groups``:
     numbers of inputs that may share a scale, beside whole rows. ``block_rows``: rows that share
     one. ``zero_shift``: added to a stored zero point. ``quantizes_inputs``: the checkpoint was made
     for activations in 8 bits."""
 
-    method: str
     layout: Layout
     bits: int = 0
     groups: tuple[int, ...] = ()
@@ -45,12 +40,7 @@ class IntegerQuant(Record):
     source: ClassVar[str] = "radixlm.weights.integer_source:IntegerSource"
 
     def matches_flag(self, flag: str) -> bool:
-        if flag == "w8a8_int8" and self.quantizes_inputs:
-            return True
-        return flag in METHODS[self.method].flags
-
-    def scheme(self) -> Scheme:
-        return PrequantizedScheme()
+        return super().matches_flag(flag) or (flag == "w8a8_int8" and self.quantizes_inputs)
 
 
 class PermutedQuant(IntegerQuant):

@@ -10,7 +10,7 @@ from radixlm.arch.quant_methods import (
 from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant
 from radixlm.quant.rounded import RoundedScheme
-from radixlm.quant.scheme import OnlineQuantScheme, Scheme, UnquantizedScheme
+from radixlm.quant.scheme import OnlineQuantScheme, Scheme
 
 
 def make_scheme(
@@ -39,7 +39,7 @@ def make_scheme(
     if checkpoint is not None and (not name or checkpoint.matches_flag(name)):
         return checkpoint.scheme()
     if not name:
-        return UnquantizedScheme()
+        return Scheme()
     if name in ONLINE_FORMATS:
         fmt = ONLINE_FORMATS[name]
         return RoundedScheme(fmt) if name in ROUNDED else OnlineQuantScheme(fmt)

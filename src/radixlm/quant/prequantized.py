@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +13,10 @@ from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.kernels.packing import noted
 from radixlm.quant.param import Param, Shard
 from radixlm.quant.quantized_weight import GROUPS, QuantizedWeight, kernel_group_size
-from radixlm.quant.scheme import Scheme, UnquantizedScheme
+from radixlm.quant.scheme import Scheme
 
 
-class PrequantizedScheme(UnquantizedScheme):
+class PrequantizedScheme(Scheme):
     """Weights that the checkpoint stores as integers keep their values, scales and offsets; all
     others are floats."""
 
@@ -47,24 +46,6 @@ class PrequantizedScheme(UnquantizedScheme):
         if weight.index_J is None:
             return packed
         return GatherLinear(packed, weight.index_J, param.shape[1])
-
-
-class GgufQuant(Record):
-    """A GGUF file: its own source reads the blocks."""
-
-    method: str = "gguf"
-    source: ClassVar[str] = ""
-
-    def matches_flag(self, flag: str) -> bool:
-        return flag == self.method
-
-    def scheme(self) -> Scheme:
-        return PrequantizedScheme()
-
-
-def parse_gguf(config: Mapping[str, Any]) -> GgufQuant:
-    """Of the config that ``arch/families/gguf.py`` makes from a GGUF file."""
-    return GgufQuant()
 
 
 class KernelWeight(Record):

@@ -12,7 +12,6 @@ from radixlm.quant.checkpoint import StoredQuant
 from radixlm.quant.fp4 import Fp4Quant, MixedQuant
 from radixlm.quant.fp8 import Fp8Quant
 from radixlm.quant.integers import group_sizes, unsupported
-from radixlm.quant.widened import WidenedQuant
 
 _INTEGERS = ("int4", "uint4", "int8", "uint8")
 _FLOATS: Mapping[str, StoredQuant] = {
@@ -22,7 +21,7 @@ _FLOATS: Mapping[str, StoredQuant] = {
 }
 
 
-class QuarkQuant(WidenedQuant):
+class QuarkQuant(StoredQuant):
     """Integers. ``is_signed``: two's complement. ``is_grouped``: matrices are stored transposed.
     ``is_reordered``: eight numbers of a word are in the order 0 2 4 6 1 3 5 7."""
 

@@ -11,7 +11,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.fp8 import FORMATS, fake_quantize_weight
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.quant.param import Param
-from radixlm.quant.scheme import UnquantizedScheme
+from radixlm.quant.scheme import Scheme
 
 log = logging.getLogger(__name__)
 _BLOCK = 64
@@ -45,7 +45,7 @@ def fp8_rows(weight_OI: Tensor) -> Tensor:
 ROUNDINGS: Mapping[str, Callable[[Tensor], Tensor]] = {"nf4": nf4, "fp8wo": fp8_rows}
 
 
-class RoundedScheme(UnquantizedScheme):
+class RoundedScheme(Scheme):
     """Rounds the weights of linear layers; experts, tables and the head stay as they are."""
 
     def __init__(self, name: str) -> None:

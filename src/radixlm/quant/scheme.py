@@ -2,7 +2,6 @@
 that runs them, and knows nothing else about quantization."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,59 +12,35 @@ from radixlm.kernels.ops.quantized import FP4_GROUPS, GROUPS
 from radixlm.quant.param import Param, Shard, Storage
 
 
-class Scheme(Protocol):
-    """One way to store linear weights. ``head_fmt`` is the format of the output head, and
-    ``head_storage`` the dtype of one that is in none."""
-
-    head_fmt: str
-    head_storage: Storage
-
-    def fmt(self, in_features: int) -> str:
-        """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
-
-    def expert_fmt(self, weight_EOI: Tensor) -> str:
-        """As ``fmt``, of stacked experts with these values."""
-
-    def accepts_quantized(self, in_features: int) -> bool:
-        """Whether a weight with so many inputs may stay quantized as the checkpoint has it."""
-
-    def rows_together(self, in_features: int) -> int:
-        """How many outputs share a scale: ranks divide a weight between such blocks only."""
-
-    def params(
-        self, out_features: int, in_features: int, bias: bool, shard: Shard | None
-    ) -> dict[str, Param]:
-        """The tensors to load, by checkpoint suffix ("weight", "bias", "scales", ...)."""
-
-    def pack(
-        self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
-    ) -> PackedLinear:
-        """Take the filled parameters and return the object that runs them. With ``gate_act`` the
-        rows are [gate; up] and it computes act(gate) * up."""
-
-
-class UnquantizedScheme:
-    """Weights in the checkpoint's dtype, or in that of ``--dtype``."""
+class Scheme:
+    """One way to store linear weights; this one: in the checkpoint's dtype, or in that of
+    ``--dtype``. ``head_fmt`` is the format of the output head, and ``head_storage`` the dtype of
+    one that is in none."""
 
     head_fmt = ""
     head_storage: Storage = "weight"
     storage: Storage = "weight"
 
     def fmt(self, in_features: int) -> str:
+        """The kernels' name of the format of a weight with so many inputs ("": its own dtype)."""
         return ""
 
     def expert_fmt(self, weight_EOI: Tensor) -> str:
+        """As ``fmt``, of stacked experts with these values."""
         return self.fmt(weight_EOI.shape[-1])
 
     def accepts_quantized(self, in_features: int) -> bool:
+        """Whether a weight with so many inputs may stay quantized as the checkpoint has it."""
         return False
 
     def rows_together(self, in_features: int) -> int:
+        """How many outputs share a scale: ranks divide a weight between such blocks only."""
         return BLOCK if self.fmt(in_features) == FORMATS[1] else 1
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
     ) -> dict[str, Param]:
+        """The tensors to load, by checkpoint suffix ("weight", "bias", "scales", ...)."""
         params = {"weight": Param((out_features, in_features), self.storage, shard)}
         if bias:
             bias_shard = shard if shard is not None and shard.dim == 0 else None
@@ -75,6 +50,8 @@ class UnquantizedScheme:
     def pack(
         self, kernels: Kernels, params: Mapping[str, Param], gate_act: str = ""
     ) -> PackedLinear:
+        """Take the filled parameters and return the object that runs them. With ``gate_act`` the
+        rows are [gate; up] and it computes act(gate) * up."""
         bias = params["bias"].take() if "bias" in params else None
         param = params["weight"]
         weight = param.borrow() if kernels.copies_weights else param.take()
@@ -84,7 +61,7 @@ class UnquantizedScheme:
         return kernels.pack_linear(weight, bias, fmt)
 
 
-class OnlineQuantScheme(UnquantizedScheme):
+class OnlineQuantScheme(Scheme):
     """Quantizes float weights while they load; the float copy lives only while its layer loads."""
 
     def __init__(self, fmt: str) -> None:
@@ -108,7 +85,7 @@ class OnlineQuantScheme(UnquantizedScheme):
         return f"{kind}-{group}"
 
 
-class HeadScheme(UnquantizedScheme):
+class HeadScheme(Scheme):
     """One fixed format, for any number of inputs, or one dtype."""
 
     def __init__(self, fmt: str, storage: Storage) -> None:

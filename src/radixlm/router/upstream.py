@@ -387,9 +387,11 @@ class Upstream:
         ca_paths: Iterable[str] = (),
         cert_path: str | None = None,
         key_path: str | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """PEM files: authorities to trust besides the system's, and the gateway's own certificate.
         ConfigError: one cannot be read."""
+        self._connect_timeout_s = connect_timeout_s
         self._tls = (tuple(ca_paths), cert_path, key_path)
         self._context = _client_context(*self._tls) if self._tls[0] or cert_path else None
         self._origins: dict[str, _Origin] = {}
@@ -503,7 +505,7 @@ class Upstream:
 
     async def _connect(self, origin: _Origin, timeout_s: float) -> _Connection:
         loop = asyncio.get_running_loop()
-        limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        limit_s = min(timeout_s, self._connect_timeout_s)
         try:
             async with asyncio.timeout(limit_s):
                 _, connection = await loop.create_connection(

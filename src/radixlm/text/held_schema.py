@@ -11,7 +11,7 @@ from typing import Any
 
 from radixlm.text.held_arrays import contained, unique
 from radixlm.text.negated_schema import negated
-from radixlm.text.property_names import name_pattern
+from radixlm.text.property_names import LISTS, MAPS, name_pattern, with_parts
 from radixlm.text.string_formats import with_patterns
 
 _UNHELD = frozenset(
@@ -20,10 +20,8 @@ _UNHELD = frozenset(
     "$recursiveRef".split()
 )
 _ONE = frozenset("items additionalProperties additionalItems propertyNames".split())
-_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _MORE_ONE = frozenset(("not", "if", "then", "else", "contains", *_ONE))
-_MORE_MAPS = frozenset(("dependentSchemas", *_MAPS))
+_MAPS = MAPS - {"dependentSchemas"}  # which count as unheld themselves
 _COUNTS = frozenset("minItems maxItems minLength maxLength minProperties maxProperties".split())
 _TYPES = frozenset("string number integer boolean null array object".split())
 _FORMATS = frozenset(
@@ -67,17 +65,7 @@ class _Rewriter:
     def rewrite(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
             return schema
-        new: Schema = {}
-        for key, value in schema.items():
-            if key in _LISTS and isinstance(value, list):
-                new[key] = [self.rewrite(item) for item in value]
-            elif key in _MORE_ONE:
-                new[key] = self.rewrite(value)
-            elif key in _MORE_MAPS and isinstance(value, Mapping):
-                new[key] = {name: self.rewrite(item) for name, item in value.items()}
-            else:
-                new[key] = value
-        new = with_patterns(new)
+        new = with_patterns(with_parts(schema, _MORE_ONE, self.rewrite))
         _evaluate_statically(new)
         _drop_without_effect(new)
         extra = list(self._extra(new))
@@ -239,9 +227,8 @@ def _dependent(schema: Schema) -> Iterator[Schema]:
         del schema["dependentRequired"]
         for name, others in required.items():
             if others:
-                yield {
-                    "anyOf": [{"properties": {name: False}}, {"required": _unique([name, *others])}]
-                }
+                names = list(dict.fromkeys([name, *others]))
+                yield {"anyOf": [{"properties": {name: False}}, {"required": names}]}
     schemas = schema.get("dependentSchemas")
     if isinstance(schemas, Mapping):
         del schema["dependentSchemas"]
@@ -255,10 +242,6 @@ def _dependent(schema: Schema) -> Iterator[Schema]:
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _unique(names: list[Any]) -> list[Any]:
-    return list(dict.fromkeys(names))
 
 
 def _condition(schema: Schema) -> Iterator[Schema]:
@@ -379,7 +362,7 @@ def _remaining(schema: Any) -> Iterator[str]:
     if isinstance(options, list) and len(options) > 1:
         yield "oneOf"
     for key, value in schema.items():
-        if key in _LISTS and isinstance(value, list):
+        if key in LISTS and isinstance(value, list):
             for item in value:
                 yield from _remaining(item)
         elif key in _ONE:

@@ -1,15 +1,16 @@
 """Rewrites "propertyNames" of JSON schemas, which llguidance does not support."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _ONE = frozenset(
     "items additionalProperties not if then else contains unevaluatedItems unevaluatedProperties "
     "additionalItems".split()
 )
-_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords whose values are lists of schemas, and schemas by name."""
 _NAME_RULES = frozenset(("type", "pattern", "minLength", "maxLength", "enum", "const"))
 
 
@@ -17,16 +18,7 @@ def without_property_names(schema: Any) -> Any:
     """``schema`` with "propertyNames" as "patternProperties" wherever that is equivalent."""
     if not isinstance(schema, Mapping):
         return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _LISTS and isinstance(value, list):
-            result[key] = [without_property_names(item) for item in value]
-        elif key in _ONE:
-            result[key] = without_property_names(value)
-        elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: without_property_names(item) for name, item in value.items()}
-        else:
-            result[key] = value
+    result = with_parts(schema, _ONE, without_property_names)
     pattern = name_pattern(result.get("propertyNames"))
     if pattern is None or "patternProperties" in result:
         return result
@@ -35,6 +27,24 @@ def without_property_names(schema: Any) -> Any:
     if rest is not False:
         result["patternProperties"] = {pattern: {} if rest is True else rest}
     return result | {"additionalProperties": False}
+
+
+def with_parts(
+    schema: Mapping[str, Any], ones: frozenset[str], change: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A copy of ``schema`` with what ``change`` makes of the schemas in it: of those in lists and
+    in maps, and of the values of the keywords ``ones``."""
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in LISTS and isinstance(value, list):
+            result[key] = [change(item) for item in value]
+        elif key in ones:
+            result[key] = change(value)
+        elif key in MAPS and isinstance(value, Mapping):
+            result[key] = {name: change(item) for name, item in value.items()}
+        else:
+            result[key] = value
+    return result
 
 
 def name_pattern(rule: Any) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.quant.widened import WidenedQuant
+from radixlm.quant.checkpoint import StoredQuant
 from radixlm.weights.packed_integers import CHUNK, Integers
 from radixlm.weights.parts_source import Parts, PartsSource
 from radixlm.weights.source import TensorSource
@@ -31,7 +31,7 @@ _INT8_STEP = 7.874015718698502e-3  # 1 / 127, as the library rounds it
 class BitsAndBytesSource(PartsSource):
     """Rows in 8 bits stay so; numbers of 4 bits, which no kernel multiplies, are dequantized."""
 
-    def __init__(self, inner: TensorSource, quant: WidenedQuant, dtype: torch.dtype) -> None:
+    def __init__(self, inner: TensorSource, quant: StoredQuant, dtype: torch.dtype) -> None:
         parts: Parts = {}
         for name in inner.sizes():
             stem, found, part = name.partition(".weight.")

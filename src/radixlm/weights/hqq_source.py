@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from radixlm.quant.widened import WidenedQuant
+from radixlm.quant.checkpoint import StoredQuant
 from radixlm.weights.packed_integers import Integers
 from radixlm.weights.parts_source import PartsSource, find_parts
 from radixlm.weights.source import TensorSource
@@ -31,7 +31,7 @@ _PER_ITEM = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # bits -> numbers in an
 class HqqSource(PartsSource):
     """Groups of consecutive inputs stay integers, other groups are dequantized."""
 
-    def __init__(self, inner: TensorSource, quant: WidenedQuant, dtype: torch.dtype) -> None:
+    def __init__(self, inner: TensorSource, quant: StoredQuant, dtype: torch.dtype) -> None:
         parts = find_parts(inner, _PARTS)
         super().__init__(inner, {n: p for n, p in parts.items() if "W_q" in p}, dtype)
         num_groups = sum(map(self.is_integer, self._parts))

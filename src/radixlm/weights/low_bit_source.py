@@ -9,8 +9,9 @@ bitnet   weight uint8 [O / 4, I]: output r + k O / 4 in bits 2k of row r, 0..2 f
 
 import torch
 
+from radixlm.quant.checkpoint import StoredQuant
 from radixlm.quant.fp8 import BY_BLOCK, Fp8Quant
-from radixlm.quant.widened import BitNetQuant, WidenedQuant
+from radixlm.quant.widened import BitNetQuant
 from radixlm.weights.fp8_source import Fp8Source
 from radixlm.weights.packed_integers import Integers
 from radixlm.weights.parts_source import Parts, PartsSource, find_parts
@@ -22,7 +23,7 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 class W4AFp8Source(PartsSource):
     """Experts in 4 bits over layers in 8 bit floats."""
 
-    def __init__(self, inner: TensorSource, quant: WidenedQuant, dtype: torch.dtype) -> None:
+    def __init__(self, inner: TensorSource, quant: StoredQuant, dtype: torch.dtype) -> None:
         found = find_parts(inner, ("weight", *_SCALES))
         parts = {
             name: part

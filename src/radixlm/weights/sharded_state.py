@@ -1,11 +1,9 @@
 """``--load-format sharded_state``: the model's own parameters, already concatenated, in a set of
-files for each tensor-parallel rank. ``save_sharded_state`` writes them."""
+files for each tensor-parallel rank, as SGLang and vLLM save it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
@@ -16,8 +14,6 @@ from radixlm.weights.options import LoadOptions
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.param_reader import ParamReader, listing
 from radixlm.weights.safetensors_file import SafetensorsSource
-
-MAX_FILE_BYTES = 5 << 30
 
 
 class ShardedStateReader(ParamReader):
@@ -60,36 +56,3 @@ class ShardedStateReader(ParamReader):
     def release(self, path: str) -> int:
         self._source.release(path)
         return self._sizes[path]
-
-
-def save_sharded_state(
-    model: LoadableModel, reader: ParamReader, folder: str | Path, rank: int = 0
-) -> None:
-    """Write the parameters that ``reader`` gives for ``model`` to ``folder``.
-
-    At most one file (5 GiB) is in memory at a time. Only names and shapes of the model are read, so
-    it may be empty or in use.
-    """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    for part, tensors in enumerate(_parts(model, reader)):
-        save_file(tensors, target / f"model-rank-{rank}-part-{part}.safetensors")
-
-
-def _parts(model: LoadableModel, reader: ParamReader) -> Iterator[dict[str, Tensor]]:
-    part: dict[str, Tensor] = {}
-    part_bytes = 0
-    cpu = torch.device("cpu")
-    for layer_path, layer in model.layers():
-        for name, param in layer.own_params().items():
-            path = f"{layer_path}.{name}"
-            filled = Param(param.shape, param.storage)
-            filled.fill(reader.read(path, param), model.weight_dtype, cpu)
-            value = filled.take()
-            reader.release(path)
-            if part and part_bytes + value.nbytes > MAX_FILE_BYTES:
-                yield part
-                part, part_bytes = {}, 0
-            part[path] = value
-            part_bytes += value.nbytes
-    yield part

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.quant.checkpoint import StoredQuant
 from radixlm.quant.quantized_weight import QuantizedWeight
-from radixlm.quant.widened import WidenedQuant
 from radixlm.weights.fp8_source import dequantize
 from radixlm.weights.packed_integers import Integers
 from radixlm.weights.parts_source import Parts, PartsSource
@@ -31,7 +31,7 @@ _KINDS = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Int4Tensor", "Float8Tensor"
 class TorchAoSource(PartsSource):
     """Integers stay; 8 bit floats are dequantized, and found again by layers that keep them."""
 
-    def __init__(self, inner: TensorSource, quant: WidenedQuant, dtype: torch.dtype) -> None:
+    def __init__(self, inner: TensorSource, quant: StoredQuant, dtype: torch.dtype) -> None:
         self._kinds: dict[str, Mapping[str, Any]] = {}
         parts: Parts = {}
         names = inner.sizes()

@@ -102,18 +102,15 @@ class SqliteStore:
                 "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB, "
                 "owner TEXT NOT NULL DEFAULT '')"
             )
-            names = [row[1] for row in self._db.execute("PRAGMA table_info(responses)")]
-            if "owner" not in names:  # of an earlier version
-                column = "owner TEXT NOT NULL DEFAULT ''"
-                self._db.execute(f"ALTER TABLE responses ADD COLUMN {column}")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS unfinished "
                 "(id TEXT PRIMARY KEY, process TEXT NOT NULL DEFAULT '')"
             )
-            names = [row[1] for row in self._db.execute("PRAGMA table_info(unfinished)")]
-            if "process" not in names:
-                column = "process TEXT NOT NULL DEFAULT ''"
-                self._db.execute(f"ALTER TABLE unfinished ADD COLUMN {column}")
+            for table, name in (("responses", "owner"), ("unfinished", "process")):
+                columns = self._db.execute(f"PRAGMA table_info({table})")
+                if name not in [row[1] for row in columns]:  # of an earlier version
+                    column = f"{name} TEXT NOT NULL DEFAULT ''"
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
             self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEEP_S,))
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
