@@ -66,6 +66,7 @@ from radixlm.engine.peering import make_handover
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
+from radixlm.engine.sharded_save import ShardedSaver
 from radixlm.engine.stores import store_secret
 from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
@@ -252,6 +253,7 @@ def load_engine(
             **controls.commands(),
             **updater.commands(),
             **WeightsChecker(updater).commands(),
+            **ShardedSaver(model, updater).commands(),
             **commands,
             **(loader.commands() if loader else {}),
             **loaded.experts.commands(),

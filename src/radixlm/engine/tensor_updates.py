@@ -18,6 +18,7 @@ from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.intake import ServerIntake
 from radixlm.engine.weight_groups import WeightGroups
+from radixlm.intake.replicas import Replica
 from radixlm.weight_updates.registry import WeightsOutcome, WeightsUpdate
 from radixlm.weight_updates.tensor_spool import TensorSpool, check_format
 from radixlm.wire.tensors import TensorInfo, tensor_info
@@ -116,9 +117,16 @@ class TensorUpdates:
 
     async def check(self, action: str, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
         """What each replica's ``check_weights`` answers; InvalidRequest."""
-        ready = self._intake.replicas.ready
         args = {"action": action, "skip": list(skip)}
-        calls = [self._intake.ask(replica, "check_weights", args) for replica in ready]
+        return await self._ask(self._intake.replicas.ready, "check_weights", args)
+
+    async def save(self, path: str, pattern: str | None, max_size: int | None) -> None:
+        """Let the first replica write what it serves (``sharded_save.py``); InvalidRequest."""
+        args = {"path": path, "pattern": pattern, "max_size": max_size}
+        await self._ask(self._intake.replicas.ready[:1], "save_sharded_model", args)
+
+    async def _ask(self, replicas: Sequence[Replica], verb: str, args: dict[str, Any]) -> list[Any]:
+        calls = [self._intake.ask(replica, verb, args) for replica in replicas]
         try:
             replies = await asyncio.wait_for(asyncio.gather(*calls), CHECK_S)
         except TimeoutError:

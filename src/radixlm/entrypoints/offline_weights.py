@@ -213,6 +213,13 @@ class EngineWeights:
         "checksums", "snapshot" remembers them, "compare" raises InvalidRequest if they differ."""
         return self._wait(self._updates.check(action))[0]
 
+    def save_sharded_model(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """Write the parameters that are served to a folder for ``load_format="sharded_state"``,
+        besides config and tokenizer; ``max_size``: bytes of a file. InvalidRequest if it cannot."""
+        self._wait(self._updates.save(path, pattern, max_size))
+
 
 async def _outcome(work: Callable[[], Coroutine[Any, Any, WeightsOutcome | str]]) -> Outcome:
     try:
