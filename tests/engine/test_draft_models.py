@@ -18,6 +18,7 @@ from radixlm.arch.hf import describe, describe_draft
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine import draft_model
 from radixlm.engine.draft_fit import algorithm_of, check_fit, check_vocabulary, completed
 from radixlm.engine.draft_model import find_draft, head_in, kept_ids
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
@@ -143,6 +144,32 @@ def test_formats_and_pages(
         drafted = {"speculative_algorithm": algorithm, "speculative_num_steps": 3}
         assert generate(prompts[:16], **drafted, **options) == plain
         assert tokens_a_round(rounds) > least, algorithm
+
+
+@NEEDS_MODELS
+@pytest.mark.parametrize("asked", [None, "unquant"])
+def test_wide_drafts_are_read_in_8_bits(
+    asked: str | None,
+    prompts: list[list[int]],
+    rounds: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    inner = draft_model.make_scheme
+
+    def make(*names: Any) -> Any:
+        made.append(str(names[0]))
+        return inner(*names)
+
+    monkeypatch.setattr(draft_model, "make_scheme", make)
+    plain = generate(prompts[:8])
+    for wide, expected in ((1 << 20, asked), (1, asked or "int8wo")):
+        monkeypatch.setattr(draft_model, "WIDE", wide)
+        drafted = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
+        drafted |= {} if asked is None else {"speculative_draft_model_quantization": asked}
+        assert generate(prompts[:8], **drafted) == plain
+        assert made.pop() == str(expected) and not made
+    assert tokens_a_round(rounds) > 2.0
 
 
 @NEEDS_MODELS

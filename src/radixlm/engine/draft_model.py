@@ -56,6 +56,7 @@ from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
+WIDE = 512  # channels of a draft whose weights no cache holds
 # the drafts of bundled models, by algorithm: what follows the model's name
 _BUNDLED = {"STANDALONE": "-draft", "EAGLE": "-eagle3", "EAGLE3": "-eagle3"}
 
@@ -241,7 +242,7 @@ def _load_standalone(
     compute, weight = _dtypes(config, device, folder)
     model = build_model(
         decoder, device, compute, kernels, weight_dtype=weight, merge_windows=True,
-        scheme=_scheme(config, folder),
+        scheme=_scheme(config, folder, decoder.dim, kernels),
     )  # fmt: skip
     assert isinstance(model, DecoderModel)
 
@@ -269,7 +270,9 @@ def _load_head(
 ]:
     spec = _describe_head(config, info, target, folder)
     compute, weight = _dtypes(config, device, folder)
-    context = LayerContext(kernels, device, compute, _scheme(config, folder))
+    context = LayerContext(
+        kernels, device, compute, _scheme(config, folder, spec.decoder.dim, kernels)
+    )
     kind = _kind_of(spec)
     nets = [kind(spec, context, weight, number) for number in range(spec.modules)]
     # a checkpoint of DSpark layers may hold their target as well
@@ -415,12 +418,17 @@ def _dtypes(
     return resolve_dtypes(config.model.dtype, device, checkpoint_dtype(folder))
 
 
-def _scheme(config: ServerConfig, folder: Path) -> Scheme:
-    """The draft's own quantization, else the one that is asked for where it has floats."""
+def _scheme(config: ServerConfig, folder: Path, dim: int, kernels: Kernels) -> Scheme:
+    """The draft's own quantization, else the one that is asked for where it has floats. Without
+    any, a wide draft (``dim`` channels) gets 8 bits on a CPU: a wrong draft costs time only, and
+    reading its weights is most of what a draft costs."""
     asked, stored = config.speculate.speculative_draft_model_quantization, checkpoint_quant(folder)
     if stored is not None:
         return stored.scheme()
     name = asked or config.model.quantization
+    is_cpu = config.execute.device == "cpu" and kernels.copies_weights
+    if name is None and is_cpu and dim >= WIDE:
+        name = "int8wo"
     is_of_target = asked is None and name not in ONLINE_FORMATS  # the format of its checkpoint
     try:
         return make_scheme(None if is_of_target else name)
