@@ -9,6 +9,8 @@ namespace RADIX_ISA {
 
 constexpr float MAX_INT16_PAIR = 127 * 256;  // 127 in the high byte, 0 in the low one
 
+constexpr int64_t NIBBLE_ROWS = 8;  // of a tile of nibbles: more sums of groups leave the registers
+
 // Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W8A16 [tile][k/4][row][high, low];
 // W4A8 [tile][k/8][2][row], even k of eight first, as a packed dword's low and high nibbles are.
 struct Quantised {
@@ -24,6 +26,7 @@ struct Quantised {
         spans = four ? spans_of(a.w) : 1;
         count = (m + max_rows - 1) / max_rows;
         widens = WIDENS && a.w.multiple && count > 3;
+        if (four && !widens && max_rows > NIBBLE_ROWS) count = (m + NIBBLE_ROWS - 1) / NIBBLE_ROWS;
         group = !four ? a.w.k : widens ? a.w.span : a.w.group;
         groups = (a.w.k + group - 1) / group;
         rows = (m + count - 1) / count;
