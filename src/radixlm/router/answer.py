@@ -92,7 +92,7 @@ def error_answer(
     retry_after_s: float | None = None,
     call: Call | None = None,
 ) -> Answer:
-    """An error in OpenAI's form, {"error": {message, type, code, param}}, or in that of ``call``."""
+    """An error as OpenAI's, {"error": {message, type, code, param}}, or in the form of ``call``."""
     error = {"message": message, "type": kind, "code": code, "param": param}
     body = orjson.dumps({"error": error})
     if call is not None:
