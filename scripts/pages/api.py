@@ -78,6 +78,7 @@ _TITLES = {
     "vllm": "vLLM",
     "llama.cpp": "llama.cpp",
     "tgi": "Text Generation Inference",
+    "tei": "Text Embeddings Inference",
     "admin": "Administration",
 }
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}

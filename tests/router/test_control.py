@@ -38,10 +38,16 @@ class Front:
         return worker
 
     async def ask(
-        self, method: str, target: str, body: Any = None, key: str = ""
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        key: str = "",
+        header: tuple[bytes, bytes] | None = None,
     ) -> tuple[int, Any]:
         path, _, query = target.partition("?")
         headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+        headers += [header] if header else []
         sent = b"" if body is None else orjson.dumps(body)
         call = Call(method, path, query, headers, sent)
         route = self.gateway.routes.find(call)
@@ -183,6 +189,11 @@ async def test_models_and_infos(front: Front) -> None:
     for name in ("org/y", "org%2Fy"):
         assert (await front.ask("GET", f"/v1/models/{name}"))[1]["id"] == "org/y"
     assert (await front.ask("GET", "/v1/models/z"))[0] == 404
+    claude = (b"anthropic-version", b"2023-06-01")
+    listed = (await front.ask("GET", "/v1/models", header=claude))[1]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("x", "org/y", False)
+    card = (await front.ask("GET", "/v1/models/x", header=claude))[1]
+    assert (card["type"], card["display_name"]) == ("model", "x") and card == listed["data"][0]
     assert (await front.ask("GET", "/get_model_info"))[1]["model_type"] == "llama"
     info = (await front.ask("GET", "/get_server_info"))[1]
     assert (info["router_manager"], info["workers_count"], info["max_tokens"]) == (True, 2, 5)

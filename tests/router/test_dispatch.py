@@ -241,6 +241,25 @@ async def test_no_worker_is_a_503_that_says_when_to_come_back() -> None:
     assert error["code"] == "no_available_workers" and set(error) >= {"message", "type", "param"}
 
 
+async def test_errors_have_the_form_of_their_route() -> None:
+    claude = [("anthropic-version", "2023-06-01")]
+    kinds = {404: "not_found_error", 503: "overloaded_error"}
+    async with Front([]) as front:
+        for path, status in (("/api/chat", 503), ("/api/create", 404)):
+            answer = await ask(front.url, "POST", path, {"messages": []})
+            assert answer.status == status and isinstance(answer.json["error"], str)
+        for path, headers, status in (
+            ("/v1/messages", [], 503),
+            ("/v1/messages/other", [], 404),
+            ("/v1/other", claude, 404),
+        ):
+            answer = await ask(front.url, "POST", path, {"messages": []}, headers)
+            assert answer.status == status and answer.json["type"] == "error"
+            assert answer.json["error"]["type"] == kinds[status]
+        tags = await ask(front.url, "GET", "/api/tags")
+        assert tags.status == 503 and isinstance(tags.json["error"], str)
+
+
 async def test_a_request_waits_for_a_worker_that_joins(start_workers: StartWorkers) -> None:
     (worker,) = await start_workers(1)
     async with Front([], disable_retries=True) as front:

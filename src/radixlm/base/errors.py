@@ -21,6 +21,21 @@ RadixError
 └── InvariantError       a bug: an invariant is violated
 """
 
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    501: "invalid_request_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_type(status: int) -> str:
+    """The type that an error of this HTTP status has in Anthropic's API."""
+    return ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
 
 class RadixError(Exception):
     """Base of all errors raised on purpose."""

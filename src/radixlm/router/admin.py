@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -17,7 +18,7 @@ from radixlm.base.errors import (
     Unauthorized,
 )
 from radixlm.base.lazy import load
-from radixlm.router.answer import Answer, json_answer
+from radixlm.router.answer import Answer, is_anthropic, json_answer
 from radixlm.router.call import Call
 from radixlm.router.worker import Worker, WorkerType
 
@@ -55,6 +56,18 @@ def attach(gateway: Gateway) -> None:
             add(method, path, _no_mesh)
         add(method, "/wasm", _no_wasm)
     add("DELETE", "/wasm/{id}", _no_wasm)
+
+
+def _shown(call: Call, card: dict[str, Any]) -> dict[str, Any]:
+    """A model's card in the form that the client reads: Anthropic's, else OpenAI's."""
+    if not is_anthropic(call):
+        return card
+    created = datetime.fromtimestamp(card.get("created", 0), UTC).isoformat()
+    shown = {"id": card["id"], "type": "model", "display_name": card["id"]}
+    shown["created_at"] = created.replace("+00:00", "Z")
+    if card.get("max_model_len") is not None:
+        shown["max_input_tokens"] = card["max_model_len"]
+    return shown
 
 
 async def _no_mesh(call: Call) -> Answer:
@@ -99,9 +112,12 @@ class Admin:
 
     async def models(self, call: Call) -> Answer:
         """Models and adapters of the workers that are available."""
-        cards = list(self._cards().values())
+        cards = [_shown(call, card) for card in self._cards().values()]
         if not cards:
             raise Overloaded("No models available: no worker is ready", retry_after_s=1)
+        if is_anthropic(call):
+            ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+            return json_answer({"data": cards} | ends)
         return json_answer({"object": "list", "data": cards})
 
     async def model(self, call: Call) -> Answer:
@@ -109,7 +125,7 @@ class Admin:
         name = unquote(call.path_args["model"])
         if name not in (cards := self._cards()):
             raise ModelNotFound(f"the model {name[:200]!r} does not exist", "model")
-        return json_answer(cards[name])
+        return json_answer(_shown(call, cards[name]))
 
     def _cards(self) -> dict[str, dict[str, Any]]:
         cards: dict[str, dict[str, Any]] = {}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
+from radixlm.base.errors import anthropic_type
 from radixlm.base.record import Record, field
 from radixlm.router.call import Call, Headers
 
@@ -89,10 +90,30 @@ def error_answer(
     kind: str = "invalid_request_error",
     param: str | None = None,
     retry_after_s: float | None = None,
+    call: Call | None = None,
 ) -> Answer:
-    """An error in OpenAI's form: {"error": {message, type, code, param}}."""
+    """An error as OpenAI's, {"error": {message, type, code, param}}, or in the form of ``call``."""
     error = {"message": message, "type": kind, "code": code, "param": param}
+    body = orjson.dumps({"error": error})
+    if call is not None:
+        body = in_form_of(call, status, body)
     headers: Headers = []
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
-    return json_answer({"error": error}, status, headers)
+    return Answer(status, body, headers=headers)
+
+
+def is_anthropic(call: Call) -> bool:
+    """Whether the client is Anthropic's, which reads other forms of errors and model cards."""
+    return call.header(b"anthropic-version") is not None
+
+
+def in_form_of(call: Call, status: int, body: bytes) -> bytes:
+    """The body of an ``error_answer`` in the form that the client of ``call`` reads: Anthropic's,
+    Ollama's, else OpenAI's."""
+    if is_anthropic(call) or call.path.startswith("/v1/messages"):
+        error = orjson.loads(body)["error"] | {"type": anthropic_type(status)}
+        return orjson.dumps({"type": "error", "error": error})
+    if call.path.startswith("/api/"):
+        return orjson.dumps({"error": orjson.loads(body)["error"]["message"]})
+    return body

@@ -225,17 +225,19 @@ class Gateway:
         except asyncio.CancelledError:
             client.abort()
         except RequestError as error:
-            self._fail(client, error, error.status, error.message)
+            self._fail(call, client, error, error.status, error.message)
         except Exception as error:
             log.exception("%s %s failed", call.method, call.path)
-            self._fail(client, error, 500, "internal error of the gateway")
+            self._fail(call, client, error, 500, "internal error of the gateway")
         for observe in self.observers:
             try:
                 observe(call, client)
             except Exception:
                 log.exception("an observer of answers failed")
 
-    def _fail(self, client: ClientStream, error: Exception, status: int, message: str) -> None:
+    def _fail(
+        self, call: Call, client: ClientStream, error: Exception, status: int, message: str
+    ) -> None:
         if client.has_begun:
             client.abort()
             return
@@ -243,7 +245,15 @@ class Gateway:
         code = getattr(error, "code", None) or "internal_error"
         param, retry_after_s = getattr(error, "param", None), getattr(error, "retry_after_s", None)
         client.answer(
-            error_answer(status, message, code, kind=kind, param=param, retry_after_s=retry_after_s)
+            error_answer(
+                status,
+                message,
+                code,
+                kind=kind,
+                param=param,
+                retry_after_s=retry_after_s,
+                call=call,
+            )
         )
 
     def _request_id(self, named: Mapping[bytes, bytes], kind: str | None) -> str:

@@ -1,5 +1,5 @@
 """Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama,
-llama.cpp and TGI."""
+llama.cpp, TGI and TEI."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ DATA_ROUTES = (
     "/apply-template",
     "/generate_stream",
     "/v2/embed",
+    "/embed",
+    "/similarity",
     "/v1/chat/completions/batch",
 )
 """Paths of POST."""

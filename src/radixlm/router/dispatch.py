@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from radixlm.router.answer import Answer, error_answer
+from radixlm.router.answer import Answer, error_answer, in_form_of
 from radixlm.router.call import Call, Headers
 from radixlm.router.client_stream import ClientStream
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
@@ -78,7 +78,8 @@ class Dispatcher:
                 continue
             kind = dict(found.headers).get(b"content-type", b"application/json").decode("latin-1")
             return Answer(found.status, found.body, kind)
-        return error_answer(503, "no worker is available", "no_available_workers", retry_after_s=1)
+        message, code = "no worker is available", "no_available_workers"
+        return error_answer(503, message, code, retry_after_s=1, call=call)
 
 
 def attach(gateway: Any) -> None:
@@ -184,8 +185,11 @@ class Dispatch:
             self.stream.fail(self.call, failure.message, failure.code)
             return
         headers = to_client(failure.headers, client.added_headers)
-        client.begin(failure.status, headers, length=len(failure.body))
-        client.write(failure.body)
+        status, body = failure.status, failure.body
+        if failure.is_own:
+            body = in_form_of(self.call, status, body)
+        client.begin(status, headers, length=len(body))
+        client.write(body)
         client.end()
 
     # ---- choice --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Failure(Record):
     retry_after_s: float = 0.0
     is_at_once: bool = False
     is_final: bool = False
+    is_own: bool = False  # of the gateway, not of a worker
 
 
 def told(
@@ -53,6 +54,7 @@ def told(
         code,
         is_at_once=is_at_once,
         is_final=is_final,
+        is_own=True,
     )
 
 

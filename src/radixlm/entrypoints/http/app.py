@@ -62,7 +62,7 @@ from radixlm.entrypoints.http.native import generate, grammar, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions, fim
 from radixlm.entrypoints.http.openapi.document import openapi_of
-from radixlm.entrypoints.http.pooling import cohere, embeddings, rerank, score
+from radixlm.entrypoints.http.pooling import cohere, embeddings, rerank, score, tei
 from radixlm.entrypoints.http.responses import compact, conversations
 from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
@@ -114,6 +114,7 @@ _ROUTERS = (
     ollama.router,
     llama_cpp.router,
     tgi.router,
+    tei.router,
     vllm.router,
     compact.router,
     conversations.router,

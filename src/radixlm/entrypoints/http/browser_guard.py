@@ -35,7 +35,7 @@ INFERENCE_PATHS = frozenset(
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
     "/api/chat /api/generate /api/tags /api/ps /api/show /api/pull /api/version /api/embed "
-    "/api/embeddings /generate_stream /info /completion /infill /apply-template "
+    "/api/embeddings /generate_stream /info /embed /similarity /completion /infill /apply-template "
     "/v1/chat/completions/batch /v1/chat/completions/render /v1/completions/render".split()
 )
 # not of administrators, but they change what other requests meet

@@ -23,7 +23,13 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
+from radixlm.base.errors import (
+    EngineError,
+    QueueFull,
+    RadixError,
+    RequestError,
+    anthropic_type,
+)
 from radixlm.entrypoints.http.off_loop import JSON_OPTIONS, encoded, is_large
 from radixlm.wire.fields import FIELDS, renames
 from radixlm.wire.replies import Finish
@@ -34,15 +40,6 @@ log = logging.getLogger(__name__)
 # OpenAI has "invalid_request_error" for keys, names and sizes too; ``code`` tells them apart
 _TYPES = {429: "requests", 501: "not_supported_error"}
 ANTHROPIC_PATH = "/v1/messages"
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    501: "invalid_request_error",
-    503: "overloaded_error",
-}
 _CODES = {405: "method_not_supported"}
 # path -> chat's names of fields -> the route's, for routes whose bodies become chat requests
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -156,8 +153,7 @@ def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
         if path.startswith(prefix):
             body = _renamed(body, names)
     if path.startswith(ANTHROPIC_PATH):
-        kind = "invalid_request_error" if status < 500 else "api_error"
-        return {"type": "error", "error": body["error"] | {"type": _ANTHROPIC.get(status, kind)}}
+        return {"type": "error", "error": body["error"] | {"type": anthropic_type(status)}}
     if path.startswith("/api/"):
         return {"error": body["error"]["message"]}
     return body

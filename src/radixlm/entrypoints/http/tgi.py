@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.openai.completions import Call, make_call
 from radixlm.entrypoints.http.openai.logprobs import LOWEST
 from radixlm.entrypoints.http.openai.protocol import CompletionRequest
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling import tei
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import (
     cancel_on_disconnect,
@@ -74,7 +75,9 @@ class TgiRequest(Body):
 @router.post("/", openapi_extra=documented(TgiRequest))
 async def compat_generate(request: Request) -> Response:
     """Continue a prompt, in the form of Text Generation Inference: a list of one answer, or with
-    `stream` its events."""
+    `stream` its events. Of a model that gives vectors what /embed or /similarity answers."""
+    if not state_of(request).info.is_generation:
+        return await tei.answer_inputs(request)
     body = await read_body(request, TgiRequest)
     return await (_stream(request, body) if body.stream else _whole(request, body, as_list=True))
 

@@ -32,6 +32,7 @@ from radixlm.entrypoints.http.pooling.pool import (
     as_prompts,
     checked_limit,
     normalized,
+    normalizes,
     pool,
     pool_of,
     probabilities,
@@ -184,11 +185,11 @@ async def answer_embeddings(
     """The whole answer, for bytes with floats. ``activates``: scores as probabilities."""
     reject_unsupported(body)
     model = state.check_model(body.model)
-    normalizes = _normalizes(state, body.use_activation)
+    scales = normalizes(state, body.use_activation, "use_activation")
     data = []
     results = await _pool(state, body, body.input, body.prompt_name)
     for index, one in enumerate(results):
-        args = state, body, one, activates, normalizes
+        args = state, body, one, activates, scales
         shown = await off_loop(BYTES_A_ROW * len(one.rows or ()), _shown, *args)
         data.append({"object": "embedding", "index": index, "embedding": shown})
     return {
@@ -206,31 +207,20 @@ def _shown(
     body: EmbeddingRequest,
     result: PoolingResult,
     activates: bool,
-    normalizes: bool,
+    scales: bool,
 ) -> list[float] | list[list[float]] | str:
     """The vector of a result, or its rows, as the body asks for them."""
 
     def finished(vector: list[float]) -> list[float]:
         vector = probabilities(state, vector) if activates else vector
         vector = truncate(state, vector, body.dimensions)
-        return normalized(vector) if normalizes else vector
+        return normalized(vector) if scales else vector
 
     rows = result.rows
     shown = finished(result.vector) if rows is None else [finished(row) for row in rows]
     if body.encoding_format == "base64":
         return packed(shown, body.embed_dtype or "float32", body.endianness or "native")
     return shown
-
-
-def _normalizes(state: ServerState, is_asked: bool | None) -> bool:
-    """Whether vectors are to be normalized that the model leaves as they are."""
-    pool = pool_of(state)
-    if pool.gives == "scores" or is_asked is None:
-        return False
-    if not is_asked and pool.after == "unit":
-        message = "use_activation: this model's vectors are normalized, others are not kept"
-        raise InvalidRequest(message, "use_activation")
-    return is_asked and pool.after != "unit"
 
 
 async def _pool(

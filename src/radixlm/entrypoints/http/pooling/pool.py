@@ -330,6 +330,18 @@ def normalized(vector: Sequence[float]) -> list[float]:
     return [x / length for x in vector]
 
 
+def normalizes(state: ServerState, is_asked: bool | None, param: str) -> bool:
+    """Whether vectors are to be normalized that the model leaves as they are. ``param``: the field
+    that asks, which InvalidRequest names."""
+    pool = pool_of(state)
+    if pool.gives == "scores" or is_asked is None:
+        return False
+    if not is_asked and pool.after == "unit":
+        message = f"{param}: this model's vectors are normalized, others are not kept"
+        raise InvalidRequest(message, param)
+    return is_asked and pool.after != "unit"
+
+
 def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
     """Scores as probabilities: sigmoid of one label, softmax of several; a head that gives
     probabilities already is left as it is."""

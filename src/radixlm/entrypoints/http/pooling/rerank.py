@@ -8,7 +8,7 @@ the score is the probability of "yes" against "no".
 import math
 import secrets
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -37,7 +37,7 @@ from radixlm.entrypoints.http.pooling.pool import (
 )
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
-from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
+from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, read_json
 from radixlm.entrypoints.request_model import Body, Objects, Rid, Strings
 from radixlm.intake.records import Output
 from radixlm.multimodal.processor import Prompt as ReadPrompt
@@ -80,6 +80,27 @@ class SharedRerankRequest(_Rerank):
     """POST /rerank, /v2/rerank and /reranking, in the form of Cohere, Jina, vLLM and llama.cpp."""
 
     user: str | None = None
+
+
+class TeiTexts(Body):
+    """How texts of Text Embeddings Inference are cut: ``truncate`` a longer one to the context, at
+    its end."""
+
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "Right"] = "right"
+
+    def limit(self) -> int | None:
+        """``limit`` as of ``pool``."""
+        return -1 if self.truncate else None
+
+
+class TeiRerank(TeiTexts):
+    """POST /rerank with ``texts``, in the form of Text Embeddings Inference."""
+
+    query: Annotated[str, Field(min_length=1)]
+    texts: Annotated[Strings, Field(min_length=1, max_length=MAX_INPUTS)]
+    raw_scores: bool = False
+    return_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +320,10 @@ async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[st
 @router.post("/rerank", openapi_extra=documented(SharedRerankRequest))
 @router.post("/v2/rerank", openapi_extra=documented(SharedRerankRequest))
 async def shared_rerank(request: Request) -> Response:
-    """Rank documents for a query, in the form of Cohere, Jina, vLLM and llama.cpp."""
+    """Rank documents for a query, in the form of Cohere, Jina, vLLM and llama.cpp; with `texts`
+    in that of Text Embeddings Inference."""
+    if "texts" in await read_json(request):
+        return await _tei_rerank(request)
     body = await read_body(request, SharedRerankRequest)
     state = state_of(request)
     model = state.check_model(body.model)
@@ -320,3 +344,16 @@ async def shared_rerank(request: Request) -> Response:
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         }
     )
+
+
+async def _tei_rerank(request: Request) -> Response:
+    body, state = await read_body(request, TeiRerank), state_of(request)
+    asked = _Rerank(
+        query=body.query, documents=body.texts, truncate_prompt_tokens=body.limit(),
+        use_activation=not body.raw_scores,
+    )  # fmt: skip
+    ranked = await cancel_on_disconnect(request, rank(state, asked))
+    rows: list[dict[str, Any]] = [{"index": one.index, "score": one.score} for one in ranked]
+    if body.return_text:
+        rows = [row | {"text": one.text} for row, one in zip(rows, ranked, strict=True)]
+    return json_response(rows)
