@@ -120,6 +120,19 @@ async def test_a_server_is_told_to_restart(bench: Bench, monkeypatch: pytest.Mon
     assert bench.started == [*URLS, URLS[1]]
 
 
+def test_a_start_that_fails_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.serve()
+    bench.now_s += 60
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "start", Mock(side_effect=OSError("no room")))
+        bench.end(-9)
+        for wait_s in (0, 1, 2):
+            bench.now_s += wait_s
+            bench.supervisor.tick()
+        assert bench.start.call_count == 3  # type: ignore[attr-defined]
+    assert bench.wait() == 4
+
+
 def test_nothing_is_started_while_the_gateway_ends(bench: Bench) -> None:
     bench.gateway.is_draining = True
     bench.end(0)

@@ -43,13 +43,15 @@ class Server:
         self.begin()
 
     def begin(self) -> None:
-        """Start the process."""
-        self.process, self.began_s = self._start(), time.monotonic()
+        """Start the process. OSError: the system has no room for one."""
+        self.began_s = time.monotonic()
+        self.process = self._start()
         self.due_s, self.is_leaving = None, False
 
     def wait_s(self) -> float:
-        """How long to wait before the next start, now that the process has ended."""
-        if self.is_leaving or time.monotonic() - self.began_s >= STEADY_S:
+        """How long to wait before the next start, now that the process has ended, or has not
+        started."""
+        if self.due_s is None and (self.is_leaving or time.monotonic() - self.began_s >= STEADY_S):
             self.num_short = 0
             return 0.0
         self.num_short += 1
@@ -100,7 +102,13 @@ class Supervisor:
                 self._has_ended(server)
 
     def _begin(self, server: Server) -> None:
-        server.begin()
+        try:
+            server.begin()
+        except OSError as error:
+            wait_s = server.wait_s()
+            server.due_s = time.monotonic() + wait_s
+            logger.error("server %s: %s: tried again in %g s", server.url, error, wait_s)
+            return
         logger.info("server %s: started again, process %d", server.url, server.process.pid)
         self._gateway.registry.add(Worker(server.url))  # unless it is known still
 
