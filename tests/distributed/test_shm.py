@@ -279,6 +279,7 @@ def test_time_in_which_a_process_is_suspended_is_no_silence_of_others() -> None:
         child.send_signal(signal.SIGSTOP)
         time.sleep(1.1)  # longer than its limit
         child.send_signal(signal.SIGCONT)
+        time.sleep(0.1)  # it looks at its clock
         segment.ranks(0).stages.barrier()
         _, errors = child.communicate(timeout=30)
         assert child.returncode == 0, errors
