@@ -91,7 +91,11 @@ bool Segment::wait(Flag& flag, uint32_t count, double timeout_s, int rank) {
     uint32_t value = flag.value.load(std::memory_order_acquire);
     if (!(value & POISON) && has_come(value, count)) return true;
     const auto start = Clock::now();
-    for (double past = 0; !(value & POISON) && !has_come(value, count); past = since(start)) {
+    // Sleeps are short, and one that took much longer counts as twice its length: then this process was
+    // suspended, and the others may have been too.
+    const double step_s = std::clamp(timeout_s / 8, 1e-3, 5.0);
+    auto last = start;
+    for (double past = 0; !(value & POISON) && !has_come(value, count);) {
         if (past > timeout_s) {
             if (rank < 0) return false;
             char text[80];
@@ -109,9 +113,12 @@ bool Segment::wait(Flag& flag, uint32_t count, double timeout_s, int rank) {
             flag.sleepers.fetch_add(1);
             value = flag.value.load();
             if (!(value & POISON) && !has_come(value, count))
-                sleep_at(flag.value, value, std::min(timeout_s - past, 60.0) + 1e-4);
+                sleep_at(flag.value, value, std::min(timeout_s - past, step_s) + 1e-4);
             flag.sleepers.fetch_sub(1);
         }
+        const auto now = Clock::now();
+        past += std::min(std::chrono::duration<double>(now - last).count(), 2 * step_s);
+        last = now;
         value = flag.value.load(std::memory_order_acquire);
     }
     waited_ns += int64_t(since(start) * 1e9);

@@ -257,6 +257,37 @@ def test_processes_share_a_segment_and_a_killed_one_frees_the_others() -> None:
             child.communicate()
 
 
+SUSPENDED = """
+import sys
+from radixlm.distributed.shm import Layout, Segment
+from radixlm.distributed.topology import Topology
+stages = Segment(int(sys.argv[1]), Layout(Topology(tp=1, pp=2)), 1.0, spin_us=0.0).ranks(1).stages
+print("ready", flush=True)
+stages.barrier()
+"""
+
+
+def test_time_in_which_a_process_is_suspended_is_no_silence_of_others() -> None:
+    """A paused container stops all ranks: when it goes on, none of them is lost."""
+    segment = Segment.create(Layout(Topology(tp=1, pp=2)), spin_us=0.0)
+    command = [sys.executable, "-c", SUSPENDED, str(segment.fd)]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, pass_fds=[segment.fd], stdout=pipe, stderr=pipe, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        time.sleep(0.1)  # it waits
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(1.1)  # longer than its limit
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.1)  # it looks at its clock
+        segment.ranks(0).stages.barrier()
+        _, errors = child.communicate(timeout=30)
+        assert child.returncode == 0, errors
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_a_step_program_gathers_columns_and_logits() -> None:
     native, size, rows, width = extension.native(), 3, 5, 40
     mapped = segments(Topology(tp=size), Sizes(slot=512, common=0))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,13 +43,15 @@ CASES: dict[str, tuple[str, Flags, Flags, Flags]] = {
     "latents": ("DeepseekV3ForCausalLM", (), (), ()),
     "states": ("Qwen3NextForCausalLM", (), (), ()),
     "images": ("radix-tiny-vl", (), (), ()),
+    "sounds and videos": ("", ("--chunked-prefill-size", "48"), (), ()),
 }
+MEDIA = ("images", "sounds and videos")
 
 
 @contextlib.contextmanager
-def _pair(name: str) -> Iterator[Pair]:
+def _pair(name: str, folder: str | None = None) -> Iterator[Pair]:
     model, both, first, second = CASES[name]
-    folder = str(cached_tiny(model)) if model.endswith("LM") else model or None
+    folder = str(cached_tiny(model)) if model.endswith("LM") else model or folder
     port, mode = _free_port(), "--disaggregation-mode"
     place = ("--disaggregation-bootstrap-port", str(port))
     with contextlib.ExitStack() as stack:
@@ -92,7 +95,7 @@ def _facts(answer: Any) -> list[Any]:
     return [(a["output_ids"], a["meta_info"].get("output_token_logprobs")) for a in answers]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "images"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in MEDIA])
 def test_a_pair_gives_what_one_server_gives(name: str) -> None:
     bodies = _bodies(name)
     with _pair(name) as pair:
@@ -111,4 +114,35 @@ def test_images_go_through_a_pair() -> None:
             _, second = pair.post("/v1/chat/completions", **body)
             whole = pair.prefill.post("/v1/chat/completions", **body).json()
             assert second["choices"] == whole["choices"]
+        assert pair.metric("radixlm:kv_pulls_whole", 2) >= 2
+
+
+@pytest.mark.filterwarnings("ignore")  # Hugging Face models of tiny configs
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_sounds_and_videos_go_through_a_pair(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    tiny = pytest.importorskip("tests.multimodal.tiny")
+    sounds = pytest.importorskip("tests.end_to_end.test_media")
+    videos = pytest.importorskip("tests.multimodal.test_video_models")
+    made, media = (
+        videos.FAMILIES["qwen2_vl"](),
+        [[videos.encoded(videos.Image.fromarray(f)) for f in videos.VIDEOS[0]]],
+    )
+    make, place = videos.WATCHING["qwen2_vl"]
+    if kind == "audio":
+        made = sounds.qwen2_audio()
+        media, place = [sounds.audio(1)["input_audio"]["data"]], made.placeholder
+    else:
+        made.processor.video_processor = make()
+    tiny.save(made, tmp_path)
+    with _pair("sounds and videos", str(tmp_path)) as pair:
+        for count in (1, 2):
+            body = {
+                "text": f"{place} what is it? " * count,
+                f"{kind}_data": media * count,
+                "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+            }
+            _, second = pair.post(**body)
+            whole = pair.prefill.post("/generate", **body).json()
+            assert second["output_ids"] == whole["output_ids"]
         assert pair.metric("radixlm:kv_pulls_whole", 2) >= 2

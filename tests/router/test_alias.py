@@ -165,7 +165,7 @@ def test_each_server_has_a_port_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(servers.mp, "set_start_method", lambda *_, **__: None)
     monkeypatch.setattr(servers, "cleanup_processes", lambda processes: ended.extend(processes))
     monkeypatch.setattr(servers, "set_up_logging", lambda *_: None)
-    monkeypatch.setattr(servers.launch, "run", lambda options, began_s: used.append(options) or 0)
+    monkeypatch.setattr(servers.launch, "run", lambda options, *_: used.append(options) or 0)
     used: list[Options] = []
     ended: list[Any] = []
     line = "--launch-servers 2 --tp-size 2 --base-gpu-id 1 --host 0.0.0.0 --router-policy random"
@@ -190,6 +190,18 @@ def test_a_server_serves_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> N
     ((config, given),) = served
     assert (config.serve.port, config.memory.page_size, given) == (7, 16, {"port", "page_size"})
     assert os.environ["SGLANG_DP_RANK"] == "3" and bound
+
+
+def test_a_server_that_cannot_start_says_why_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "setpgrp", lambda: None)
+    monkeypatch.setattr(servers, "die_with_parent", lambda: None)
+    monkeypatch.setenv("SGLANG_DP_RANK", "")
+    with pytest.raises(SystemExit) as ended:
+        servers.run_server(ServerArgs(model_path="/nowhere"), 0)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("radixlm: --model-path '/nowhere'")
 
 
 def test_servers_end_where_one_more_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:

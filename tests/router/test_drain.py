@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from radixlm.router import drain, rolling
-from radixlm.router.worker import State, Worker
+from radixlm.router.worker import State, Worker, WorkerType
 from tests.router.client import Response, ask
 from tests.router.conftest import StartWorkers
 from tests.router.front import Front
@@ -213,7 +214,11 @@ class Restarts:
         return f'python -S -c "{program % port}"'
 
     async def _restart(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        worker = self.workers[int(await reader.readline())]
+        await self.restart(int(await reader.readline()))
+        writer.close()
+
+    async def restart(self, port: int) -> None:
+        worker = self.workers[port]
         assert not worker.num_inflight, "it was restarted amid an answer"
         self.order.append(worker.port)
         worker.leaving.set()
@@ -221,7 +226,6 @@ class Restarts:
         await asyncio.sleep(0.03)
         worker.leaving.clear()
         await worker.start()
-        writer.close()
 
 
 @pytest.mark.parametrize("holds_ready", [True, False])
@@ -300,6 +304,39 @@ async def test_a_command_that_restarts_nothing_is_done_when_the_worker_answers(
         while (await ask(front.url, "GET", "/rolling_restart")).json["status"] != "done":
             await asyncio.sleep(0.01)
     assert all(one.state is State.READY for one in front.workers)
+
+
+async def test_servers_of_the_gateway_roll_without_a_command(
+    start_workers: StartWorkers, front_of: Fronts
+) -> None:
+    workers = await start_workers(2)
+    front = await front_of(workers)
+    restarts = Restarts(workers)
+
+    async def restart(url: str) -> bool:
+        await restarts.restart(int(url.rpartition(":")[2]))
+        return True
+
+    front.gateway.servers = SimpleNamespace(restart=restart)
+    assert (await ask(front.url, "POST", "/rolling_restart")).status == 202
+    async with asyncio.timeout(LIMIT_S):
+        while (await ask(front.url, "GET", "/rolling_restart")).json["status"] != "done":
+            await asyncio.sleep(0.01)
+    assert sorted(restarts.order) == sorted(restarts.workers)
+
+
+async def test_a_pair_rolls_while_its_other_half_computes_alone(
+    start_workers: StartWorkers, front_of: Fronts
+) -> None:
+    front = await front_of(await start_workers(2), rolling="true")
+    kinds: tuple[WorkerType, WorkerType] = ("prefill", "decode")
+    for worker, kind in zip(front.workers, kinds, strict=True):
+        worker.worker_type = kind
+        front.gateway.registry.changed(worker)
+    assert (await ask(front.url, "POST", "/rolling_restart")).status == 202
+    async with asyncio.timeout(LIMIT_S):
+        while (await ask(front.url, "GET", "/rolling_restart")).json["status"] != "done":
+            await asyncio.sleep(0.01)
 
 
 async def test_what_cannot_roll_is_refused(start_workers: StartWorkers, front_of: Fronts) -> None:

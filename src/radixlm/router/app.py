@@ -82,6 +82,7 @@ class Gateway:
         self.sessions: Any = None
         self.tokens: Any = None
         self.page: Any = None
+        self.servers: Any = None  # those that this gateway has started
         self._periodic: list[tuple[float, Work]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []

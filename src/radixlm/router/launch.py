@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -36,21 +36,31 @@ def main(argv: Sequence[str]) -> int:
     return run(options, began_s)
 
 
-def run(options: Options, began_s: float | None = None) -> int:
+Attach = Callable[[Gateway, Callable[[], None]], None]
+
+
+def run(options: Options, began_s: float | None = None, attach: Attach | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. ConfigError: the address cannot be bound, a
-    certificate cannot be read. ``began_s``: of time.monotonic, for the log."""
+    certificate cannot be read. ``began_s``: of time.monotonic, for the log; ``attach``: is called
+    with the gateway and with what ends it, before it starts."""
     began_s = time.monotonic() if began_s is None else began_s
     context = server_context(options.tls_cert_path, options.tls_key_path)
     sock = bind(options.host, options.port, is_shared=options.reuse_port)
-    status: int = uvloop.run(_serve(options, sock, context, began_s))
+    status: int = uvloop.run(_serve(options, sock, context, began_s, attach))
     return status
 
 
 async def _serve(
-    options: Options, sock: socket.socket, context: ssl.SSLContext | None, began_s: float
+    options: Options,
+    sock: socket.socket,
+    context: ssl.SSLContext | None,
+    began_s: float,
+    attach: Attach | None,
 ) -> int:
     gateway = Gateway(options)
     signals: asyncio.Queue[int] = asyncio.Queue()
+    if attach is not None:
+        attach(gateway, lambda: signals.put_nowait(signal.SIGTERM))
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, signals.put_nowait, signum)
     try:

@@ -23,6 +23,7 @@ Listener = Callable[[Event, Worker], None]
 Fetch = Callable[..., Awaitable[Any]]
 """``Upstream.fetch(url, method, target, *, body, headers, timeout_s, api_key) -> Response``."""
 
+_OTHER_HALF: dict[WorkerType, WorkerType] = {"prefill": "decode", "decode": "prefill"}
 _FIRST_WAIT_S = 0.1
 _MAX_RANKS = 1024
 _MAX_NAME = 1024  # characters of a model whose pool is kept
@@ -102,12 +103,13 @@ class Registry:
         return found
 
     def stand_ins(self, worker: Worker) -> list[Worker]:
-        """Available workers that can do what ``worker`` does: those of its type. Where there is no
-        decode worker, prefill workers that compute whole requests."""
-        found = self.pool(worker.model_id, worker.worker_type)
-        if found or worker.worker_type != "decode":
+        """Other available workers that can do what ``worker`` does: those of its type. Where a pair
+        has none, workers of its other half that compute whole requests."""
+        pool = self.pool(worker.model_id, worker.worker_type)
+        found = [one for one in pool if one.url != worker.url]
+        if found or worker.worker_type not in _OTHER_HALF:
             return found
-        others = self.pool(worker.model_id, "prefill")
+        others = self.pool(worker.model_id, _OTHER_HALF[worker.worker_type])
         return [one for one in others if one.computes_alone]
 
     async def available(

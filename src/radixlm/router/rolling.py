@@ -1,5 +1,6 @@
-"""Rolling restart: ``--rolling COMMAND`` is run for one worker after the other, each drained before
-and awaited after. POST /rolling_restart or SIGHUP starts it."""
+"""Rolling restart: one worker after the other is drained, restarted and awaited. ``--rolling
+COMMAND`` restarts it, or the gateway itself, where it has started the server. POST /rolling_restart
+or SIGHUP starts it."""
 
 from __future__ import annotations
 
@@ -46,18 +47,14 @@ class Roller:
             raise Conflict("a rolling restart is under way: GET /rolling_restart tells how far")
         workers = {one.url: one for one in self._gateway.registry if one.is_available}
         for worker in workers.values():
-            if not self._others(worker):
+            if not self._gateway.registry.stand_ins(worker):
                 raise Conflict(
                     f"worker {worker.url} is the only one of its kind that is ready: its requests "
-                    "would have nowhere to go; add one by POST /workers"
+                    "would have nowhere to go; start a second one and add it by POST /workers"
                 )
         if not workers:
             raise Conflict("no worker is ready: add one by POST /workers")
         self._task = self._gateway.spawn(self._roll(list(workers.values())))
-
-    def _others(self, worker: Worker) -> list[Worker]:
-        pool = self._gateway.registry.pool(worker.model_id, worker.worker_type)
-        return [one for one in pool if one.url != worker.url]
 
     async def _roll(self, workers: list[Worker]) -> None:
         done: list[str] = []
@@ -80,7 +77,7 @@ class Roller:
         if worker.state is State.GONE:
             return
         gateway, options = self._gateway, self._gateway.options
-        if not self._others(worker):
+        if not gateway.registry.stand_ins(worker):
             raise RestartFailed("no other worker of its kind is ready")
         drained = await gateway.drainer.drain(
             worker,
@@ -90,8 +87,18 @@ class Roller:
         )
         if drained.left:
             raise RestartFailed(f"{drained.left} requests still run there")
-        await self._run_command(worker)
+        await (self._run_command if self._command else self._restart_own)(worker)
         await self._back(worker)
+
+    async def _restart_own(self, worker: Worker) -> None:
+        """Restart a server that the gateway has started."""
+        limit_s = self._gateway.options.worker_startup_timeout_secs
+        try:
+            is_own = await asyncio.wait_for(self._gateway.servers.restart(worker.url), limit_s)
+        except TimeoutError:
+            raise RestartFailed(f"it did not end within {limit_s} s") from None
+        if not is_own:
+            raise RestartFailed("this gateway has not started it, and --rolling is not set")
 
     async def _run_command(self, worker: Worker) -> None:
         place = urlsplit(worker.url)
@@ -124,7 +131,7 @@ class Roller:
             if worker.state is State.GONE:
                 return  # discovery has another in its place
             if loop.time() - began_s > limit_s:
-                raise RestartFailed(f"it is not ready {limit_s} s after --rolling")
+                raise RestartFailed(f"it is not ready {limit_s} s after it was restarted")
             await asyncio.sleep(POLL_S)
             if loop.time() - began_s > NOTICE_S and not self._gateway.drainer.has_ended(worker):
                 await self._take_back(worker)
@@ -144,12 +151,12 @@ class RestartFailed(Exception):
 
 
 def attach(gateway: Gateway) -> None:
-    """Serve the routes; without --rolling they tell how to set it."""
+    """Serve the routes; where nothing can restart workers they tell how to set --rolling."""
     command = gateway.options.rolling
     roller = Roller(gateway, command or "")
 
     async def start(call: Call) -> Answer:
-        if not command:
+        if not command and gateway.servers is None:
             message = "start the gateway with --rolling 'systemctl restart model@$WORKER_PORT'"
             raise Conflict(message)
         roller.start()
@@ -164,9 +171,10 @@ def attach(gateway: Gateway) -> None:
         except Conflict as error:
             log.error("SIGHUP: %s", error)
 
+    def listen() -> None:
+        if command or gateway.servers is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
+
     gateway.routes.add("POST", "/rolling_restart", start)
     gateway.routes.add("GET", "/rolling_restart", report)
-    if command:
-        gateway.on_start.append(
-            lambda: asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
-        )
+    gateway.on_start.append(listen)

@@ -15,12 +15,14 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from radixlm.base.addresses import url_host
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import CheckpointError, ConfigError, TransferError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.base.record import replace
@@ -30,6 +32,7 @@ from radixlm.engine.startup import check_parent, die_with_parent
 from radixlm.router import launch
 from radixlm.router.logs import set_up
 from radixlm.router.options import Options, add_arguments, read, table
+from radixlm.router.server_supervisor import Supervisor, send_signal
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +52,14 @@ def main(argv: Sequence[str]) -> int:
     ports = find_available_ports(options.dp_worker_base_port, num_servers)
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     urls = tuple(f"http://{url_host(host)}:{port}" for port in ports)
-    processes: list[mp.Process] = []
+    supervisor = Supervisor()
     try:
-        for i, port in enumerate(ports):
-            processes.append(launch_server_process(server, port, i))
-        return launch.run(replace(options, worker_urls=urls), began_s)
+        for i, (port, url) in enumerate(zip(ports, urls, strict=True)):
+            supervisor.launch(url, partial(launch_server_process, server, port, i))
+        status = launch.run(replace(options, worker_urls=urls), began_s, supervisor.attach)
+        return supervisor.status or status
     finally:
-        cleanup_processes(processes)
+        cleanup_processes([one.process for one in supervisor.servers])
 
 
 def parse(argv: Sequence[str]) -> tuple[Options, ServerArgs, int]:
@@ -84,15 +88,21 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerArgs, int]:
 
 def run_server(server_args: Any, dp_rank: int) -> None:
     """A server, in a process group of its own: Ctrl-C reaches the gateway alone, which ends it.
-    Where the gateway is killed, the kernel ends it."""
+    Where the gateway is killed, the kernel ends it. SystemExit: it could not start, or failed."""
     os.setpgrp()
     die_with_parent()
     if (gateway := mp.parent_process()) is not None:
         check_parent(gateway.pid or 0)
     os.environ["SGLANG_DP_RANK"] = str(dp_rank)
     given = server_args.given()
-    config = load("radixlm.config.server_config:ServerConfig").from_kwargs(**given)
-    load("radixlm.entrypoints.serve:serve")(config, frozenset(given))
+    try:
+        config = load("radixlm.config.server_config:ServerConfig").from_kwargs(**given)
+        status = load("radixlm.entrypoints.serve:serve")(config, frozenset(given))
+    except (ConfigError, CheckpointError, TransferError) as error:
+        print(f"radixlm: {error}", file=sys.stderr)
+        status = 2
+    if status:
+        sys.exit(status)
 
 
 def launch_server_process(server_args: Any, worker_port: int, dp_id: int) -> mp.Process:
@@ -125,16 +135,9 @@ def find_available_ports(base_port: int, count: int) -> list[int]:
 def cleanup_processes(processes: Sequence[Any]) -> None:
     """End the servers with all their children: SIGTERM, and SIGKILL after 5 s."""
     for process in processes:
-        _signal(process, signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
     for process in processes:
         process.join(timeout=_END_S)
         if process.is_alive():
             logger.warning("server %d did not end within %g s: killed", process.pid, _END_S)
-            _signal(process, signal.SIGKILL)
-
-
-def _signal(process: Any, number: int) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:  # it has ended, or has no group of its own yet
-        process.kill() if number == signal.SIGKILL else process.terminate()
+            send_signal(process, signal.SIGKILL)

@@ -8,7 +8,7 @@ import json
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening
 
-from radixlm.entrypoints.http.uvicorn_protocol import MAX_HEADER_BYTES
+from radixlm.entrypoints.http.uvicorn_protocol import MAX_HEADER_BYTES, Http
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -61,3 +61,26 @@ async def test_a_request_is_aborted_when_its_client_leaves_although_another_wait
             writer.close()
             while requests:
                 await asyncio.sleep(0.001)
+
+
+async def test_a_request_without_memory_is_told_to_come_again(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    async with listening(server) as port:
+        for place, says in (
+            (f"{Http.__module__}.Http.on_body", "The server is out of memory."),
+            ("radixlm.entrypoints.http.transport.body_bytes", "the server is out of memory"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, no_memory)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(PING + completion("grüße"))
+                writer.write_eof()
+                got = (await asyncio.wait_for(reader.read(), 30)).decode()
+                writer.close()
+            first, second = got.split("HTTP/1.1 ")[1:]
+            assert first.startswith("200 ") and second.startswith("503 ")
+            assert "retry-after: 1" in second.lower() and says in second

@@ -2,33 +2,29 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.continuation.stream_journal import draw_hex
+from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import pair_fields
-from radixlm.entrypoints.http.errors import anthropic_body, json_response
-from radixlm.entrypoints.http.off_loop import off_loop_by_body
-from radixlm.entrypoints.http.openai import conversation
-from radixlm.entrypoints.http.openai.conversation import (
-    Answer,
-    ChatSession,
-    Delta,
-    make_chat_session,
+from radixlm.entrypoints.http.anthropic_answer import (
+    complete,
+    events,
+    make_message,
+    stream_error,
 )
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.off_loop import off_loop_by_body
+from radixlm.entrypoints.http.openai.conversation import make_chat_session
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openapi.document import documented
-from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import (
     cancel_on_disconnect,
-    named_event,
     read_body,
     stream_response,
 )
@@ -40,13 +36,11 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
-from radixlm.intake.records import Output
 from radixlm.wire.sampling_params import parameter_names
 from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["anthropic"])
 
-_STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _BUILT_IN = re.compile(r"(web_search|computer|bash|text_editor)_\d{8}")
@@ -91,9 +85,9 @@ async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
     chat = await off_loop_by_body(chat_of, body)
-    message = await make_message(state_of(request), body, chat)
+    message = await make_message(state_of(request), chat)
     if body.stream:
-        return await stream_response(request, _events(message), _stream_error)
+        return await stream_response(request, events(message), stream_error)
     return json_response(await cancel_on_disconnect(request, complete(message)))
 
 
@@ -103,9 +97,6 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountRequest)
     session = await make_chat_session(state_of(request), await off_loop_by_body(_chat, body))
     return json_response({"input_tokens": len(session.request.input_ids or ())})
-
-
-# ---- request -------------------------------------------------------------------------------
 
 
 def chat_of(body: MessagesRequest) -> ChatRequest:
@@ -347,157 +338,3 @@ def _output(body: CountRequest) -> dict[str, Any]:
         schema = {"name": "output", "schema": wanted.get("schema")}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
-
-
-# ---- answer --------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Message:
-    """One answer: the session and the fields of its envelope."""
-
-    session: ChatSession
-    body: MessagesRequest
-    id: str = field(default_factory=lambda: f"msg_{draw_hex(12)}")
-
-    def envelope(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.session.model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-
-
-def _usage(output: Output) -> dict[str, Any]:
-    """Anthropic counts cached prompt tokens apart from the others."""
-    return {
-        "input_tokens": output.prompt_tokens - output.cached_tokens,
-        "cache_read_input_tokens": output.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": output.completion_tokens,
-    }
-
-
-def _stopped(reason: str, output: Output) -> dict[str, Any]:
-    matched = output.finish.matched if output.finish else None
-    if reason == "stop" and isinstance(matched, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
-    return {"stop_reason": _STOP[reason], "stop_sequence": None}
-
-
-async def make_message(state: ServerState, body: MessagesRequest, chat: ChatRequest) -> Message:
-    """The answer to be made of ``body``, whose form of OpenAI is ``chat``."""
-    session = await make_chat_session(state, chat)
-    session.request.clamp_max_tokens = True  # clients send their model's limit
-    return Message(session, body)
-
-
-async def complete(message: Message) -> dict[str, Any]:
-    """The whole answer."""
-    (answer,) = await conversation.collect(message.session)
-    content = _blocks(message.session, answer)
-    whole = message.envelope(content, _usage(answer.output))
-    return whole | _stopped(answer.finish_reason, answer.output)
-
-
-def _blocks(session: ChatSession, answer: Answer) -> list[dict[str, Any]]:
-    parsed = answer.parsed
-    blocks: list[dict[str, Any]] = []
-    if parsed.reasoning:
-        blocks.append({"type": "thinking", "thinking": parsed.reasoning, "signature": ""})
-    calls = parsed.whole_calls()
-    if parsed.text.strip():
-        blocks.append({"type": "text", "text": parsed.text.strip() if calls else parsed.text})
-    for call in calls:
-        call_id = call.call_id or session.call_id(call.name, call.index)
-        arguments = json.loads(call.arguments or "{}")
-        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": arguments})
-    return blocks
-
-
-class _Blocks:
-    """Turns deltas into the events of content blocks, of which one is open at a time."""
-
-    def __init__(self, session: ChatSession) -> None:
-        self._dialog = session
-        self._index = -1
-        self._open: tuple[str, int] | None = None
-        self._space = ""  # white space that may be the end of the text
-
-    def events(self, delta: Delta) -> Iterator[bytes]:
-        parsed = delta.parsed
-        if parsed.reasoning:
-            yield from self._put(
-                ("thinking", 0),
-                {"type": "thinking", "thinking": "", "signature": ""},
-                {"type": "thinking_delta", "thinking": parsed.reasoning},
-            )
-        text = self._space + parsed.text
-        self._space = ""
-        if text and not text.strip():
-            self._space = text
-        elif text:
-            change = {"type": "text_delta", "text": text}
-            yield from self._put(("text", 0), {"type": "text", "text": ""}, change)
-        for call in parsed.calls:
-            self._space = ""
-            name = call.name or ""
-            start = {
-                "type": "tool_use",
-                "id": call.call_id or self._dialog.call_id(name, call.index),
-                "name": name,
-                "input": {},
-            }
-            change = {"type": "input_json_delta", "partial_json": call.arguments}
-            yield from self._put(("tool_use", call.index), start, change)
-
-    def _put(
-        self, key: tuple[str, int], start: dict[str, Any], change: dict[str, Any]
-    ) -> Iterator[bytes]:
-        if key != self._open:
-            yield from self.close()
-            self._index += 1
-            self._open = key
-            yield _event("content_block_start", index=self._index, content_block=start)
-        if any(value for name, value in change.items() if name != "type"):
-            yield _event("content_block_delta", index=self._index, delta=change)
-
-    def close(self) -> Iterator[bytes]:
-        """End the open block. Clients send thinking back only if it got a signature."""
-        if self._open == ("thinking", 0):
-            change = {"type": "signature_delta", "signature": ""}
-            yield _event("content_block_delta", index=self._index, delta=change)
-        if self._open is not None:
-            yield _event("content_block_stop", index=self._index)
-            self._open = None
-
-
-def _event(kind: str, **values: Any) -> bytes:
-    return named_event(kind, {"type": kind} | values)
-
-
-async def _events(message: Message) -> AsyncGenerator[bytes, None]:
-    blocks = _Blocks(message.session)
-    async with aclosing(conversation.stream(message.session)) as deltas:
-        async for delta in deltas:
-            if delta.is_first:
-                usage = _usage(delta.output) | {"output_tokens": 0}
-                yield _event("message_start", message=message.envelope([], usage))
-                yield _event("ping")
-            for part in blocks.events(delta):
-                yield part
-            if delta.finish_reason is not None:
-                for part in blocks.close():
-                    yield part
-                change = _stopped(delta.finish_reason, delta.output)
-                yield _event("message_delta", delta=change, usage=_usage(delta.output))
-    yield _event("message_stop")
-
-
-def _stream_error(error: RadixError | None) -> bytes:
-    return named_event("error", anthropic_body(error))

@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from radixlm.base.errors import (
     EngineError,
+    Overloaded,
     QueueFull,
     RadixError,
     RequestError,
@@ -37,6 +38,7 @@ from radixlm.wire.sampling_params import SAMPLING_FIELDS
 
 log = logging.getLogger(__name__)
 
+_NO_MEMORY = Overloaded("the server is out of memory", retry_after_s=1)
 # OpenAI has "invalid_request_error" for keys, names and sizes too; ``code`` tells them apart
 _TYPES = {429: "requests", 501: "not_supported_error"}
 ANTHROPIC_PATH = "/v1/messages"
@@ -235,6 +237,10 @@ def add_handlers(app: FastAPI) -> None:
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # the client has left
 
+    async def on_memory(request: Request, error: Exception) -> Response:
+        log.error("%s %s: out of memory", request.method, request.url.path)
+        return error_response(_NO_MEMORY, _form_of(request))
+
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
         vars(error)["is_logged"] = True
@@ -244,4 +250,5 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(MemoryError, on_memory)
     app.add_exception_handler(Exception, on_any)

@@ -26,6 +26,11 @@ NO_DESCRIPTOR = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
+NO_MEMORY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n\r\n"
+    b"The server is out of memory."
+)
 FRAMING = (b"content-length", b"transfer-encoding")
 SWEEP_TICKS = 10  # uvicorn ticks ten times a second
 
@@ -46,6 +51,7 @@ class Http(HttpToolsProtocol):
     _unread_since_s = 0.0  # since when the client has read nothing; 0: it reads
     _begun: RequestResponseCycle | None = None  # the request that is answered now, or was last
     _refusal = ""  # of the request that came last: nothing more is read
+    _is_full = False  # it was refused for want of memory
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -73,13 +79,17 @@ class Http(HttpToolsProtocol):
         try:
             while data:
                 data = self._parse(data)
-        except httptools.HttpParserError:
-            message = "Invalid HTTP request received."
+        except (httptools.HttpParserError, MemoryError) as error:
+            self._is_full = isinstance(error.__context__ or error, MemoryError)
+            message = (
+                "No memory for a request." if self._is_full else "Invalid HTTP request received."
+            )
             self.logger.warning(message)
             self._refuse(message)
 
     def _refuse(self, message: str) -> None:
-        """Answer the request that comes in with a 400, after those before it."""
+        """Answer the request that comes in with a 400, or a 503 where memory is full, after those
+        before it."""
         is_answering = self._begun is not None and not self._begun.response_complete
         if self._awaits_since_s and self._has_headers:
             if self.cycle is self._begun:
@@ -88,7 +98,14 @@ class Http(HttpToolsProtocol):
                 self.pipeline.popleft()
         self._awaits_since_s, self._refusal = 0.0, message
         if not is_answering:
-            self.send_400_response(message)
+            self._send_refusal()
+
+    def _send_refusal(self) -> None:
+        if self._is_full:
+            self.transport.write(NO_MEMORY)
+            self.transport.close()
+        else:
+            self.send_400_response(self._refusal)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._begun = cycle
@@ -98,7 +115,7 @@ class Http(HttpToolsProtocol):
         is_last = not self.pipeline
         super().on_response_complete()
         if is_last and self._refusal and not self.transport.is_closing():
-            self.send_400_response(self._refusal)
+            self._send_refusal()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._begun is not None and not self._begun.response_complete:

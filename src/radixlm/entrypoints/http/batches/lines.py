@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest, RadixError
-from radixlm.entrypoints.http.anthropic import MessagesRequest, chat_of, make_message
-from radixlm.entrypoints.http.anthropic import complete as complete_message
+from radixlm.entrypoints.http.anthropic import MessagesRequest, chat_of
+from radixlm.entrypoints.http.anthropic_answer import complete as complete_message
+from radixlm.entrypoints.http.anthropic_answer import make_message
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai.chat import answer_chat
@@ -77,7 +78,7 @@ async def _completion(state: ServerState, data: bytes) -> Any:
 async def _message(state: ServerState, data: bytes) -> Any:
     body = await _read(MessagesRequest, data)
     chat = _batched(state, await off_loop_by_body(chat_of, body))
-    return await complete_message(await make_message(state, body, chat))
+    return await complete_message(await make_message(state, chat))
 
 
 async def _response(state: ServerState, data: bytes) -> Any:
