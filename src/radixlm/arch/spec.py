@@ -886,6 +886,7 @@ class Encoder(Record):
     is_shared: bool = False  # one block's weights serve all layers
     # a token without an embedding; others grow by what a text has less of it than in training (ESM)
     dropped_token: int | None = None
+    is_padded: bool = False  # texts are filled up with padding tokens, which are read like others
 
 
 class AltUp(Record):
