@@ -1,5 +1,5 @@
 """Checkpoints that transformers has no class for, with their published names: Nemotron Nano VL,
-Step3-VL and Phi-3-vision through the engine, against its parts and plain torch code."""
+Step3-VL, POINTS 1.5 and Phi-3-vision through the engine, against its parts and plain torch code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fakes.tiny_checkpoint import randomise  # noqa: E402
 from tests.multimodal.test_custom_encoders import Rows, check, noisy, written  # noqa: E402
 from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.test_vila import tiles  # noqa: E402
-from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
+from tests.multimodal.tiny import SMALL, TEXT, qwen2_vl, text, tokenizer  # noqa: E402
 from tests.multimodal.tiny_audio import nemotron_omni  # noqa: E402
 from tests.multimodal.tiny_newer import step3p7  # noqa: E402
 
@@ -136,6 +136,43 @@ def step_vl(folder: Path) -> tuple[Any, Rows]:
 def test_step_vl(tmp_path: Path) -> None:
     model, rows = step_vl(tmp_path)
     check(tmp_path, model, "<im_patch>", "<im_patch>", rows)
+
+
+def points(folder: Path) -> tuple[Any, Rows]:
+    """A checkpoint of POINTS 1.5; its text model, and the encoder outputs of images."""
+    tiny = qwen2_vl()
+    tiny.processor.tokenizer.save_pretrained(folder)
+    tiny.processor.image_processor.save_pretrained(folder)
+    torch.manual_seed(0)
+    whole = tf.Qwen2VLForConditionalGeneration(tiny.config).float().eval()
+    model = tf.Qwen2ForCausalLM(tf.Qwen2Config(**TEXT)).float().eval()
+    noisy(whole.model.visual)
+    randomise(model)
+    tensors = saved(model, folder / "text", "llm.")
+    for name, value in whole.model.visual.state_dict().items():
+        own = name.startswith("merger.")
+        tensors[f"vision_projector.{name[7:]}" if own else f"vision_encoder.{name}"] = value
+    held = {**text("points"), "architectures": ["Qwen2ForCausalLM"]}
+    written(folder, tensors, {
+        "architectures": ["POINTSV15ChatModel"], "model_type": "pointsv1.5_chat",
+        "llm_config": held, "tie_word_embeddings": False,
+        "vision_config": {**tiny.config.vision_config.to_dict(), "hidden_size": 7},
+    })  # fmt: skip
+
+    def rows(images: list[Any]) -> torch.Tensor:
+        read = tiny.processor.image_processor(images=images, return_tensors="pt")
+        with torch.no_grad():
+            found = whole.model.get_image_features(**read)
+        return torch.cat(list(getattr(found, "pooler_output", found)))
+
+    return model, rows
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_points(tmp_path: Path) -> None:
+    """Its positions are those of a text."""
+    model, rows = points(tmp_path)
+    check(tmp_path, model, "<|image_pad|>", "<|image_pad|>", rows)
 
 
 # ---- Phi-3-vision ------------------------------------------------------------------------------

@@ -209,6 +209,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Phi4MultimodalForCausalLM": MultimodalSpec(
         text="media.composite:phi4_multimodal", encoder="class_forward", reader="phi4"
     ),
+    "POINTSV15ChatModel": MultimodalSpec(
+        text_model_type="qwen:points_text", video="none", layout="qwen:POINTS"
+    ),
     "QianfanOCRForConditionalGeneration": PLAIN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen2_5OmniForConditionalGeneration": replace(_QWEN2, video="none", layout="qwen:OMNI"),
@@ -232,6 +235,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "Siglip2Model": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
     "SiglipModel": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
+    "SkyworkR1VChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "SmolVLMForConditionalGeneration": MultimodalSpec(video="images"),
     "Step3p7ForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head",
