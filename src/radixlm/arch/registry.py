@@ -270,7 +270,8 @@ ARCHITECTURES: dict[str, str] = {
 # Models that read images, video or audio: the rows of ``media/registry.py`` name the function too.
 ARCHITECTURES |= {name: row.text for name, row in MULTIMODAL.items()}
 
-# <stem>Model gives vectors, <stem>ForSequenceClassification scores; both around <stem>ForCausalLM.
+# <stem>Model gives vectors, <stem>ForSequenceClassification scores, <stem>ForTokenClassification
+# scores of each token; all around <stem>ForCausalLM.
 DECODERS_WITH_HEADS = """
     Arcee AXK1 AXK2 BioGpt Bloom CTRL DeepseekV2 DeepseekV3 DiffLlama Doge Exaone4 Falcon
     Gemma Gemma2 Glm Glm4 GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX GptOss Helium HunYuanDenseV1
@@ -289,6 +290,7 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
     for _stem in _stems.split():
         ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
         ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
+        ARCHITECTURES.setdefault(f"{_stem}ForTokenClassification", f"{_module}:token_classifier")
         if _module == "encoders":  # how many embedding models are saved; the head is not read
             ARCHITECTURES.setdefault(f"{_stem}ForMaskedLM", f"{_module}:embedding")
 
