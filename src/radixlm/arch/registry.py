@@ -280,6 +280,15 @@ DECODERS_WITH_HEADS = """
     Qwen2Moe Qwen3 Qwen3_5Text Qwen3Moe Qwen3Next SeedOss SmolLM3 StableLm Starcoder2 Zamba
     Zamba2
 """
+# Decoders of which transformers has <stem>Model alone.
+BASE_DECODERS = """
+    Afmoe Apertus Bamba Beam BitNet CodeGen Cohere Cohere2 Cohere2Moe Cwm DeepseekV32 Dots1
+    Ernie4_5 Ernie4_5_Moe ExaoneMoe FalconH1 FalconMamba FlexOlmo Flint Glm4Moe Glm4MoeLite
+    GlmMoeDsa GPTNeoXJapanese Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA
+    GraniteSWA HYV3 HYV4 HyperCLOVAX Jais2 KimiLinear Kolibri1 Laguna LaraMini Lfm2 Lfm2Moe Lfm3
+    LongcatFlash Mamba Mamba2 Mellum MiMoV2Flash MiniMaxM2 NanoChat NemotronH Olmoe OlmoHybrid
+    RecurrentGemma Rwkv SolarOpen VaultGemma XGLM xLSTM Youtu Zaya
+"""
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
     Albert Bert Camembert Data2VecText DebertaV2 DistilBert Electra Ernie Esm Esmc EuroBert Gte
@@ -293,6 +302,7 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
         ARCHITECTURES.setdefault(f"{_stem}ForTokenClassification", f"{_module}:token_classifier")
         if _module == "encoders":  # how many embedding models are saved; the head is not read
             ARCHITECTURES.setdefault(f"{_stem}ForMaskedLM", f"{_module}:embedding")
+ARCHITECTURES |= {f"{_stem}Model": "heads:embedding" for _stem in BASE_DECODERS.split()}
 
 # Drafted tokens with which speculative decoding starts, as in SGLang; 5 for other architectures.
 DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssForCausalLM": 3}
