@@ -363,8 +363,8 @@ class Phi3Processor(CustomProcessor):
     def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
         super().__init__(tokenizer, folder)
         encoder = encoder_sizes(raw)
-        self._side = encoder["image_size"]
-        self._row = self._side // encoder["patch_size"]
+        self._side = int(encoder["image_size"])
+        self._row = self._side // int(encoder["patch_size"])
         self._max_tiles = int(options.get("num_crops") or 1)
         self._mean = options.get("image_mean") or _CLIP_MEAN
         self._std = options.get("image_std") or _CLIP_STD
@@ -384,9 +384,10 @@ class Phi3Processor(CustomProcessor):
         check_parts(parts, len(images or ()), "images")
         read = [self.read(image) for image in images or ()]
         ids: list[int] = []
-        for part, arrays in zip(parts, [*read, None], strict=True):
+        counts = [*map(self._count, read), 0]
+        for part, count in zip(parts, counts, strict=True):
             ids += self.tokenizer(part, add_special_tokens=add_special_tokens)["input_ids"]
-            ids += [self.image_token_id] * (self._count(arrays) if arrays else 0)
+            ids += [int(self.image_token_id or 0)] * count
         made = {"input_ids": np.asarray([ids], np.int64)}
         return made | joined(read)
 
@@ -402,8 +403,9 @@ class Phi3Processor(CustomProcessor):
 
     def _count(self, arrays: dict[str, NDArray[Any]]) -> int:
         """Placeholders of an image: squares of four patches, row ends and a separator."""
-        rows, columns = (int(one) * self._row // 2 for one in arrays["image_tiles"][0])
-        return rows * (columns + 1) + 1 + self._row // 2 * (self._row // 2 + 1)
+        half = self._row // 2
+        rows, columns = (int(one) * half for one in arrays["image_tiles"][0])
+        return rows * (columns + 1) + 1 + half * (half + 1)
 
     def _padded(self, image: Any) -> Any:
         """A wide image as large as the tiles allow, in the middle of whole rows of tiles."""

@@ -347,8 +347,8 @@ class Phi3(nn.Module):
         parts = []
         for tiles, (rows, columns) in zip(images, grids, strict=True):
             side = tiles.shape[-1]
-            large = tiles.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4).flatten(3)
-            large = large.flatten(1, 2)[None]
+            large = tiles.reshape(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4)
+            large = large.reshape(1, 3, rows * side, columns * side)
             whole = nn.functional.interpolate(large, (side, side), mode="bicubic")
             seen = self.vision_tower(torch.cat([whole, tiles]))
             parts += [self._ended(seen[1:], rows, columns), self.glb_GN[0]]
