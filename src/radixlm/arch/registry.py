@@ -448,6 +448,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "inkling_text": "conv_attention:inkling_config",
     "jet_nemotron": "jet_nemotron:jet_nemotron_config",
     "kimi_linear": "linear:kimi_linear_config",
+    "olmo_hybrid": "linear:olmo_hybrid_config",
     "llama4_text": "llama4:llama4_config",
     "longcat_flash": "longcat:longcat_config",
     "minimax_m2": "mixtral:minimax_m2_config",
