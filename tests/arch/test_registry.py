@@ -48,7 +48,7 @@ def test_models_with_multi_token_prediction_are_architectures() -> None:
 
 
 def test_every_encoder_has_all_names() -> None:
-    ends = ("Model", "ForMaskedLM", "ForSequenceClassification")
+    ends = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
     rows = {f"{stem}{end}" for stem in ENCODERS for end in ends}
     assert rows == {name for name, row in ARCHITECTURES.items() if row.startswith("encoders:")}
 

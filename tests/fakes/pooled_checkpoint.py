@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from radixlm.arch.families.heads import base_of
-from radixlm.arch.registry import DECODERS_WITH_HEADS
+from radixlm.arch.registry import BASE_DECODERS, DECODERS_WITH_HEADS
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, VOCAB, cached_tiny
 from tests.fakes.unusual_configs import EMBEDDING_GEMMA2, whole
 
@@ -106,6 +106,10 @@ HEADS: dict[str, dict[str, Any]] = {
         }
         for stem in DECODERS_WITH_HEADS.split()
         for kind in ("Model", "ForSequenceClassification")
+    },
+    **{
+        f"{stem}Model": {**_FEW, **ARCHITECTURES[base_of(f"{stem}Model")]}
+        for stem in BASE_DECODERS.split()
     },
     "Gemma3TextModel": {**_GEMMA3, "use_bidirectional_attention": True},
     "Gemma3TextForSequenceClassification": _GEMMA3,

@@ -101,6 +101,7 @@ def test_scaled_ropes_equal_hugging_face(arch: str, kind: str, length: int) -> N
         ("OlmoeForCausalLM", {"clip_qkv": 0.3}),
         ("BloomForCausalLM", {"n_head": 7, "hidden_size": 56}),
         ("MptForCausalLM", {"n_heads": 5, "d_model": 40}),
+        ("OlmoHybridForCausalLM", {"rope_parameters": {"rope_theta": None}}),
     ],
 )
 def test_unusual_shapes_equal_hugging_face(arch: str, changes: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3
 GATHERED = ("JetMoe",)  # its attention experts are torch products, whose bits depend on the batch
 # names, forms, states, a head of several layers
 OTHERS = ("GPT2", "Falcon", "Jamba", "ModernBertDecoder")
+ALWAYS += ["GraniteModel", "Lfm2Model"]  # without scores
 ALWAYS += [f"{stem}ForSequenceClassification" for stem in (*FEW[:-1], *OTHERS)]
 
 

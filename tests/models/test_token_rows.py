@@ -1,4 +1,5 @@
-"""vLLM's tasks token_embed and token_classify through the engine: a row for each token."""
+"""vLLM's tasks token_embed and token_classify through the engine, and models that classify tokens:
+a row for each token."""
 
 from __future__ import annotations
 
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.fakes.pooled_checkpoint import made, oracle
+from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, made, oracle
 from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.models.test_pooling import engine, prompts
 from tests.models.test_pooling_heads import MARK, VALUE, apply, hidden, rebuilt, steps
 
 import radixlm
-from radixlm.entrypoints.http.pooling.embeddings import PoolingRequest, answer_pooling
+from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.pooling.embeddings import (
+    ClassifyRequest,
+    PoolingRequest,
+    answer_classify,
+    answer_pooling,
+)
 from radixlm.entrypoints.request_model import make
 
 
@@ -62,3 +69,30 @@ def test_rewards_of_tokens_and_of_steps(tmp_path: Path) -> None:
     with engine(rebuilt("Qwen2ForProcessRewardModel", tmp_path / "steps")) as served:
         (got,) = rows(served, [text], task="token_classify")
     assert np.allclose(got, steps(hidden("Qwen2ForCausalLM", text), text)[:, None], atol=1e-4)
+
+
+TOKEN_CLASSES = ("Bert", "ModernBert", "DistilBert", "Qwen3")
+SLOW_TOKEN_CLASSES = ("Albert", "DebertaV2", "Electra", "EuroBert", "NomicBert", "Gte", "RoFormer")
+SLOW_TOKEN_CLASSES += ("XLMRobertaXL", "Esm", "MPNet", "GPT2", "Falcon", "Phi3", "Bloom")
+
+
+@pytest.mark.parametrize(
+    "stem", [*TOKEN_CLASSES, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW_TOKEN_CLASSES)]
+)
+def test_classes_of_tokens_equal_hugging_face(stem: str) -> None:
+    """Without a task too; a text has none."""
+    same = (ENCODERS | HEADS)[f"{stem}Model"]
+    folder = made(f"{stem}ForTokenClassification", **same, num_labels=5)
+    texts = prompts("tokens")
+    with engine(folder) as served:
+        got = rows(served, texts, use_activation=False)
+        (shares,) = rows(served, texts[:1], task="token_classify")
+        with pytest.raises(InvalidRequest, match="ask /pooling"):
+            body = make(ClassifyRequest, {"input": texts[0]})
+            served._wait(answer_classify(served._route_calls().state, body))
+    for ids, found in zip(texts, got, strict=True):
+        with torch.inference_mode():
+            wanted = oracle(folder)(input_ids=torch.tensor([ids])).logits[0]
+        assert np.asarray(found).shape == (len(ids), 5)
+        assert np.allclose(found, wanted.numpy(), atol=1e-4)
+    assert np.allclose(shares, F.softmax(torch.tensor(got[0]), -1).numpy(), atol=1e-5)

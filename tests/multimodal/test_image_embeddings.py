@@ -114,6 +114,41 @@ def test_clip_embeds_texts_and_images(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["Siglip", "Siglip2"])
+@pytest.mark.filterwarnings("ignore")
+def test_siglip_embeds_texts_and_images(kind: str, tmp_path: Path) -> None:
+    """Texts are filled up with padding, whose last token has the vector."""
+    tok, length = tokenizer(), 24
+    text = {**SHAPE, "vocab_size": 400, "max_position_embeddings": length, "projection_size": 40}
+    seen = {**SHAPE, "hidden_size": 40, "patch_size": 7}
+    seen |= {"image_size": 28} if kind == "Siglip" else {"num_patches": 16}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=seen)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    model.save_pretrained(tmp_path)
+    tok.save_pretrained(tmp_path)
+    sizes = {"size": SIZE} if kind == "Siglip" else {"patch_size": 7, "max_num_patches": 16}
+    reader = image_processor(kind, **sizes)
+    reader.save_pretrained(tmp_path)
+    padded = tok("a word", padding="max_length", max_length=length)["input_ids"]
+    assert padded[-10:] == [tok.pad_token_id] * 10
+    with torch.inference_mode():
+        word = vector_of(model.get_text_features(input_ids=torch.tensor([padded])))[0]
+        given = reader(images=list(IMAGES), return_tensors="pt")
+        wanted = vector_of(model.get_image_features(**given))
+
+    async def run() -> None:
+        async with served(tmp_path) as server:
+            urls = [uri(file_of(one)) for one in IMAGES]
+            got = await embed(server, [{"text": "a word"}, *({"image": url} for url in urls)])
+            for mine, theirs in zip(got, (word, *wanted), strict=True):
+                assert mine == pytest.approx(normalize(theirs, dim=0).tolist(), abs=1e-5)
+            assert (await embed(server, "a word"))[0] == got[0]
+            assert (await embed(server, padded))[0] == got[0]
+
+    asyncio.run(run())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_vision_language_model_gives_embeddings(tmp_path: Path) -> None:
     """As in gme: the last token of the rendered chat template, normalised."""

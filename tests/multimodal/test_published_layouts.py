@@ -1,4 +1,5 @@
-"""Janus-Pro and Intern-S1 with their published layouts, against the classes of transformers."""
+"""Janus-Pro, Intern-S1 and Skywork R1V with their published layouts, against the classes of
+transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from tests.multimodal.compare_answers import assert_same_answers  # noqa: E402
 from tests.multimodal.tiny import SQUARE, Tiny, image_processor, janus, save  # noqa: E402
-from tests.multimodal.tiny_later import internvl_chat  # noqa: E402
+from tests.multimodal.tiny_later import as_internvl_chat, internvl_chat  # noqa: E402
 
 _JANUS = (
     (r"model\.language_model\.", "language_model.model."),
@@ -96,7 +97,20 @@ def intern_s1() -> Tiny:
     return made
 
 
-CASES = {"janus": (untied_janus, publish_janus), "intern_s1": (intern_s1, publish_intern_s1)}
+def publish_skywork(model: Any, folder: Path) -> None:
+    """InternVL's names with another name of the model and of its text model's config."""
+    as_internvl_chat(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"architectures": ["SkyworkR1VChatModel"], "model_type": "skywork_chat"}
+    raw["text_config"] = raw.pop("llm_config")
+    (folder / "config.json").write_text(json.dumps(raw))
+
+
+CASES = {
+    "janus": (untied_janus, publish_janus),
+    "intern_s1": (intern_s1, publish_intern_s1),
+    "skywork": (internvl_chat, publish_skywork),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

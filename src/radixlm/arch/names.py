@@ -199,7 +199,7 @@ _TIED_HEADS = tuple(
 _SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")
 # Heads of other tasks in the checkpoint of an encoder.
 _OTHER_HEADS = re.compile(
-    r"^logit_scale$|^(head|decoder)\.|(^|\.)(lm_head|contact_head|generator_(lm_head|predictions)|cls|pooler|classifier|score"
+    r"^logit_(scale|bias)$|^(head|decoder)\.|(^|\.)(lm_head|contact_head|generator_(lm_head|predictions)|cls|pooler|classifier|score"
     r"|qa_outputs|predictions|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
     r"|visual_projection)\."
 )

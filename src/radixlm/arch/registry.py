@@ -270,7 +270,8 @@ ARCHITECTURES: dict[str, str] = {
 # Models that read images, video or audio: the rows of ``media/registry.py`` name the function too.
 ARCHITECTURES |= {name: row.text for name, row in MULTIMODAL.items()}
 
-# <stem>Model gives vectors, <stem>ForSequenceClassification scores; both around <stem>ForCausalLM.
+# <stem>Model gives vectors, <stem>ForSequenceClassification scores, <stem>ForTokenClassification
+# scores of each token; all around <stem>ForCausalLM.
 DECODERS_WITH_HEADS = """
     Arcee AXK1 AXK2 BioGpt Bloom CTRL DeepseekV2 DeepseekV3 DiffLlama Doge Exaone4 Falcon
     Gemma Gemma2 Glm Glm4 GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX GptOss Helium HunYuanDenseV1
@@ -278,6 +279,15 @@ DECODERS_WITH_HEADS = """
     Mixtral Mpt Nemotron Olmo Olmo2 Olmo3 OpenAIGPT OPT Persimmon Phi Phi3 Phimoe Qwen2
     Qwen2Moe Qwen3 Qwen3_5Text Qwen3Moe Qwen3Next SeedOss SmolLM3 StableLm Starcoder2 Zamba
     Zamba2
+"""
+# Decoders of which transformers has <stem>Model alone.
+BASE_DECODERS = """
+    Afmoe Apertus Bamba Beam BitNet CodeGen Cohere Cohere2 Cohere2Moe Cwm DeepseekV32 Dots1
+    Ernie4_5 Ernie4_5_Moe ExaoneMoe FalconH1 FalconMamba FlexOlmo Flint Glm4Moe Glm4MoeLite
+    GlmMoeDsa GPTNeoXJapanese Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA
+    GraniteSWA HYV3 HYV4 HyperCLOVAX Jais2 KimiLinear Kolibri1 Laguna LaraMini Lfm2 Lfm2Moe Lfm3
+    LongcatFlash Mamba Mamba2 Mellum MiMoV2Flash MiniMaxM2 NanoChat NemotronH Olmoe OlmoHybrid
+    RecurrentGemma Rwkv SolarOpen VaultGemma XGLM xLSTM Youtu Zaya
 """
 # Encoders: the rows of ``families/encoders.py``.
 _ENCODERS = """
@@ -289,8 +299,10 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
     for _stem in _stems.split():
         ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
         ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
+        ARCHITECTURES.setdefault(f"{_stem}ForTokenClassification", f"{_module}:token_classifier")
         if _module == "encoders":  # how many embedding models are saved; the head is not read
             ARCHITECTURES.setdefault(f"{_stem}ForMaskedLM", f"{_module}:embedding")
+ARCHITECTURES |= {f"{_stem}Model": "heads:embedding" for _stem in BASE_DECODERS.split()}
 
 # Drafted tokens with which speculative decoding starts, as in SGLang; 5 for other architectures.
 DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssForCausalLM": 3}
@@ -436,6 +448,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "inkling_text": "conv_attention:inkling_config",
     "jet_nemotron": "jet_nemotron:jet_nemotron_config",
     "kimi_linear": "linear:kimi_linear_config",
+    "olmo_hybrid": "linear:olmo_hybrid_config",
     "llama4_text": "llama4:llama4_config",
     "longcat_flash": "longcat:longcat_config",
     "minimax_m2": "mixtral:minimax_m2_config",

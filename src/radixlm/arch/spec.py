@@ -846,7 +846,8 @@ class Pool(Record):
 
     # last, cls (the first), mean, max, mean_sqrt (mean times the root of the count), weighted
     # (later tokens weigh more), marked (the last token that is in ``marks``, else the last), steps
-    # (each token that is in ``marks``); several joined by "+" are concatenated
+    # (each token that is in ``marks``, or every token where it is empty); several joined by "+"
+    # are concatenated
     pooling: str = "last"
     head: tuple[Dense | Norm, ...] = ()
     # unit: to length 1; second: the second of two probabilities; gated: the first score of each
@@ -857,6 +858,11 @@ class Pool(Record):
     gate: tuple[Dense, ...] = ()  # roles gate.{n}
     labels: tuple[str, ...] = ()  # names of the scores, where the checkpoint has them
     dimensions: tuple[int, ...] = ()  # lengths to which a vector may be cut; () = any
+
+    @property
+    def scores_tokens(self) -> bool:
+        """Whether every token has scores of its own."""
+        return self.pooling == "steps" and not self.marks
 
 
 class Disentangled(Record):
@@ -886,6 +892,7 @@ class Encoder(Record):
     is_shared: bool = False  # one block's weights serve all layers
     # a token without an embedding; others grow by what a text has less of it than in training (ESM)
     dropped_token: int | None = None
+    is_padded: bool = False  # texts are filled up with padding tokens, which are read like others
 
 
 class AltUp(Record):

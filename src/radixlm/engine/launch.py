@@ -56,6 +56,9 @@ def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
             f"{folder}: no tokenizer is in it (tokenizer.json, tokenizer.model ...); copy the "
             "model's to it, or use --tokenizer-path or --skip-tokenizer-init"
         )
+    encoder = info.decoder.encoder
+    if encoder is not None and encoder.is_padded:
+        found.pads_to = info.context_len
     return found
 
 

@@ -89,7 +89,7 @@ class Pooler:
             kept.setdefault(kind, hidden_TD[0])
         elif kind == "last":
             kept[kind] = hidden_TD[-1]
-        elif kind == "late":
+        elif kind == "late" or (kind == "steps" and not len(self._marks)):
             kept[kind] = torch.cat((kept[kind], hidden_TD)) if kind in kept else hidden_TD
         else:
             self._take_marked(kind, kept, item, hidden_TD)

@@ -4,6 +4,7 @@ placeholders and images -> token ids, patches and grids."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,21 @@ from numpy.typing import NDArray
 
 from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layouts.phi3 import encoder_sizes
 from radixlm.arch.media.layouts.vila import spatial_merge_size
 from radixlm.arch.media.registry import row_of
 from radixlm.base.errors import CheckpointError
 from radixlm.multimodal.placeholders import check_parts, ids_of
 
 Size = tuple[int, int]  # columns and rows, as Pillow has them
-_BICUBIC = 3  # as Pillow counts
+_BILINEAR, _BICUBIC = 2, 3  # as Pillow counts
+_TRANSPOSED = 5
+_NUMBERED = re.compile(r"<\|image(?:_(\d+))?\|>")
+_CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
+_CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 _HALF = [0.5, 0.5, 0.5]
+_IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_GRID_HW = "image_grid_hw"
 
 
 def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float]) -> Any:
@@ -32,6 +40,30 @@ def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float
     rows, columns = image.height // size, image.width // size
     cut = values.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
     return np.ascontiguousarray(cut.reshape(rows * columns, 3, size, size))
+
+
+def best_tiles(image: Any, side: int, max_tiles: int) -> list[Any]:
+    """Squares of ``side`` in the grid whose shape is nearest to the image's; an image that is
+    larger than half of a grid takes the larger of equal shapes."""
+    grids = sorted(
+        ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1)),
+        key=lambda grid: grid[0] * grid[1],
+    )
+    best, smallest = (1, 1), math.inf
+    for grid in grids:
+        distance = abs(image.width / image.height - grid[0] / grid[1])
+        is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
+        if distance < smallest or (distance == smallest and is_large):
+            best, smallest = grid, distance
+    large = image.resize((side * best[0], side * best[1]), _BICUBIC)
+    corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
+    return [large.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
+def joined(read: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """The arrays of all images, one behind the other."""
+    names = read[0] if read else ()
+    return {name: np.concatenate([one[name] for one in read]) for name in names}
 
 
 class CustomProcessor:
@@ -64,7 +96,7 @@ class CustomProcessor:
         read = [self.read(image, len(images)) for image in images]
         texts = [self.prompt_text(index, arrays) for index, arrays in enumerate(read)]
         ids = ids_of(self.tokenizer, parts, texts, add_special_tokens)
-        return ids | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
+        return ids | joined(read)
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """The arrays of one image."""
@@ -311,7 +343,7 @@ class VilaProcessor(CustomProcessor):
         """``pixel_values`` of the tiles; ``is_only``: whether there is no other image."""
         image, side = image.convert("RGB"), self._side
         square = image.resize((side, side), _BICUBIC)
-        tiles = self._tiles(image) if num_images == 1 else []
+        tiles = best_tiles(image, side, self._max_tiles) if num_images == 1 else []
         parts = [*tiles, square] if len(tiles) != 1 else tiles
         cut = [patches_of(one, side, self._mean, self._std) for one in parts]
         return {"pixel_values": np.concatenate(cut), "is_only": np.asarray([num_images == 1])}
@@ -321,23 +353,108 @@ class VilaProcessor(CustomProcessor):
         tile = self.placeholder * (self._count + 1)
         return (tile + "\n" * bool(arrays["is_only"][0])) * len(arrays["pixel_values"])
 
-    def _tiles(self, image: Any) -> list[Any]:
-        """Of the grid whose shape is nearest to the image's; an image that is larger than half
-        of a grid takes the larger of equal shapes."""
-        max_tiles, side = self._max_tiles, self._side
-        grids = sorted(
-            ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1)),
-            key=lambda grid: grid[0] * grid[1],
+
+class Phi3Processor(CustomProcessor):
+    """Tiles of an image that keeps its shape, between white margins. Each part of the text is
+    tokenized alone; its images may be numbered."""
+
+    image_token = placeholder = "<|image|>"
+
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
+        super().__init__(tokenizer, folder)
+        encoder = encoder_sizes(raw)
+        self._side = int(encoder["image_size"])
+        self._row = self._side // int(encoder["patch_size"])
+        self._max_tiles = int(options.get("num_crops") or 1)
+        self._mean = options.get("image_mean") or _CLIP_MEAN
+        self._std = options.get("image_std") or _CLIP_STD
+
+    def __call__(
+        self,
+        text: list[str],
+        images: Sequence[Any] | None = None,
+        add_special_tokens: bool = True,
+        **ignored: Any,
+    ) -> dict[str, NDArray[Any]]:
+        """ValueError where text and images do not fit, and for numbers in another order."""
+        split = _NUMBERED.split(text[0])
+        parts, numbers = split[::2], split[1::2]
+        if any(number not in (None, str(at)) for at, number in enumerate(numbers, 1)):
+            raise ValueError(f"images are numbered {', '.join(map(str, numbers))}, not from 1 on")
+        check_parts(parts, len(images or ()), "images")
+        read = [self.read(image) for image in images or ()]
+        ids: list[int] = []
+        counts = [*map(self._count, read), 0]
+        for part, count in zip(parts, counts, strict=True):
+            ids += self.tokenizer(part, add_special_tokens=add_special_tokens)["input_ids"]
+            ids += [int(self.image_token_id or 0)] * count
+        made = {"input_ids": np.asarray([ids], np.int64)}
+        return made | joined(read)
+
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` of the tiles, ``image_tiles`` rows and columns of them."""
+        image = image.convert("RGB")
+        is_high = image.width < image.height
+        large = self._padded(image.transpose(_TRANSPOSED) if is_high else image)
+        large = large.transpose(_TRANSPOSED) if is_high else large
+        grid = [large.height // self._side, large.width // self._side]
+        tiles = patches_of(large, self._side, self._mean, self._std)
+        return {"pixel_values": tiles, "image_tiles": np.asarray([grid], np.int64)}
+
+    def _count(self, arrays: dict[str, NDArray[Any]]) -> int:
+        """Placeholders of an image: squares of four patches, row ends and a separator."""
+        half = self._row // 2
+        rows, columns = (int(one) * half for one in arrays["image_tiles"][0])
+        return rows * (columns + 1) + 1 + half * (half + 1)
+
+    def _padded(self, image: Any) -> Any:
+        """A wide image as large as the tiles allow, in the middle of whole rows of tiles."""
+        from PIL import Image  # noqa: PLC0415  (an extra)
+
+        ratio, scale = image.width / image.height, 1
+        while (scale + 1) * math.ceil((scale + 1) / ratio) <= self._max_tiles:
+            scale += 1
+        width = scale * self._side
+        height = int(width / ratio)
+        large = image.resize((width, height), _BILINEAR)
+        margin = -height % self._side
+        padded = Image.new("RGB", (width, height + margin), "white")
+        padded.paste(large, (0, margin // 2))
+        return padded
+
+
+class NemotronProcessor(CustomProcessor):
+    """Up to twelve tiles of an image, then the whole image, as patches."""
+
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
+        self.image_token = self.placeholder = str(raw.get("img_context_token") or "<image>")
+        super().__init__(tokenizer, folder)
+        vision = raw["vision_config"]
+        self._side = int(vision.get("image_size") or raw.get("force_image_size") or 512)
+        self._patch = int(vision.get("patch_size") or raw.get("patch_size") or 16)
+        self._count = int(self._side // self._patch * raw.get("downsample_ratio", 0.5)) ** 2
+        self._max_tiles = int(options.get("max_num_tiles") or 12)
+        self._has_whole = bool(raw.get("use_thumbnail", True))
+        self._mean = raw.get("norm_mean") or _IMAGENET_MEAN
+        self._std = raw.get("norm_std") or _IMAGENET_STD
+        self._ends = tuple(
+            str(raw.get(f"img_{one}_token") or default)
+            for one, default in (("start", "<img>"), ("end", "</img>"))
         )
-        best, smallest = (1, 1), math.inf
-        for grid in grids:
-            distance = abs(image.width / image.height - grid[0] / grid[1])
-            is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
-            if distance < smallest or (distance == smallest and is_large):
-                best, smallest = grid, distance
-        large = image.resize((side * best[0], side * best[1]), _BICUBIC)
-        corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
-        return [large.crop((x, y, x + side, y + side)) for x, y in corners]
+
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` of the tiles' patches, ``image_grid_hw`` rows and columns of each."""
+        image, side = image.convert("RGB"), self._side
+        tiles = best_tiles(image, side, self._max_tiles)
+        if self._has_whole and len(tiles) != 1:
+            tiles.append(image.resize((side, side), _BICUBIC))
+        cut = [patches_of(one, self._patch, self._mean, self._std) for one in tiles]
+        grids = np.full((len(tiles), 2), side // self._patch, np.int64)
+        return {"pixel_values": np.concatenate(cut).reshape(-1, cut[0][0].size), _GRID_HW: grids}
+
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """The placeholders of all tiles between two marks."""
+        return (self.placeholder * (self._count * len(arrays[_GRID_HW]))).join(self._ends)
 
 
 PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
@@ -345,6 +462,8 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "kimi": KimiProcessor,
     "deepseek": DeepseekVl2Processor,
     "vila": VilaProcessor,
+    "nemotron": NemotronProcessor,
+    "phi3": Phi3Processor,
 }
 
 

@@ -254,8 +254,8 @@ class MediaProcessor:
                 message = f"{media.where}: cannot be read here: {why}"
                 raise InvalidRequest(message, media.where) from None
         ids, places = np.zeros(1, np.int32), np.zeros(1, np.int64)
-        pixels = {"pixel_values": _array(outputs["pixel_values"])}
-        return self._prompt(ids, (self._one("image", pixels, places, ids),))
+        arrays = {name: _array(value) for name, value in outputs.items()}
+        return self._prompt(ids, (self._one("image", arrays, places, ids),))
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of token ids."""

@@ -68,7 +68,7 @@ class _TokenTable(dict[int, bytes]):
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Immutable and safe to share between threads.
+    """A checkpoint's tokenizer. Not changed after a start, and safe to share between threads.
 
     ``special_tokens`` are the named ones as chat templates see them ("bos_token" -> "<s>").
     ``chat_templates`` are the Jinja sources by name ("default", "tool_use", ...).
@@ -90,6 +90,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
+        self.pads_to = 0  # tokens up to which ``encode`` fills texts with the padding token
         self.bytes_by_id = _TokenTable(self)
 
     @cached_property
@@ -122,7 +123,9 @@ class Tokenizer:
         clean = [clean_text(text) for text in texts]
         with _panics_as_errors():
             encodings = self.backend.encode_batch_fast(clean, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        rows = [encoding.ids for encoding in encodings]
+        pad = self._named_id("pad_token") if self.pads_to else None
+        return rows if pad is None else [row + [pad] * (self.pads_to - len(row)) for row in rows]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """(token ids of two texts joined as the model expects, number of ids before the first with

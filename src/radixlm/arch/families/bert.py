@@ -252,28 +252,37 @@ def t5_encoder(c: Config) -> Decoder:
     return vectors(c, replace(decoder, embed_norm=None), "mean")
 
 
+_CLIP_LAYER = "text_model.encoder.layers.{i}."
+_CLIP: Names = {
+    "embed": "text_model.embeddings.token_embedding",
+    "positions": "text_model.embeddings.position_embedding",
+    "norm": "text_model.final_layer_norm",
+    "norm1": _CLIP_LAYER + "layer_norm1",
+    "norm2": _CLIP_LAYER + "layer_norm2",
+    "mixer.qkv": tuple(f"{_CLIP_LAYER}self_attn.{part}_proj" for part in "qkv"),
+    "mixer.o": _CLIP_LAYER + "self_attn.out_proj",
+    "ffn.up1": _CLIP_LAYER + "mlp.fc1",
+    "ffn.down": _CLIP_LAYER + "mlp.fc2",
+}
+
+
 def clip(c: Config) -> Decoder:
     """The text encoder: a causal decoder, pooled at its end token."""
-    layer = "text_model.encoder.layers.{i}."
-    names: Names = {
-        "embed": "text_model.embeddings.token_embedding",
-        "positions": "text_model.embeddings.position_embedding",
-        "norm": "text_model.final_layer_norm",
-        "norm1": layer + "layer_norm1",
-        "norm2": layer + "layer_norm2",
-        "mixer.qkv": tuple(f"{layer}self_attn.{part}_proj" for part in "qkv"),
-        "mixer.o": layer + "self_attn.out_proj",
-        "ffn.up1": layer + "mlp.fc1",
-        "ffn.down": layer + "mlp.fc2",
-    }
     mixer = attention(c, rope=None, qkv_bias=True, o_bias=True)
     ffn = mlp(c, gated=False, bias=True)
     rows = (c.max_position_embeddings, 0)
-    decoder = build_decoder(c, mixer, ffn, layer_norm(c), positions=rows, names=names, tied=True)
+    decoder = build_decoder(c, mixer, ffn, layer_norm(c), positions=rows, names=_CLIP, tied=True)
     # configs from before the end token was right: it is the last of the vocabulary
     end = c.vocab_size - 1 if c.eos_token_id == 2 else c.eos_token_id
     head = (Dense(c.hidden_size, c.projection_dim, bias=False),)
     return pooled(decoder, Pool("marked", head, "unit", marks=(end,)), pool_0="text_projection")
+
+
+def siglip(c: Config) -> Decoder:
+    """The text encoder: an encoder pooled at its last token, which may be padding."""
+    decoder = replace(encoder(c, _CLIP, layout="pre", is_padded=True), embed_norm=None)
+    head = (Dense(c.hidden_size, c.projection_size or c.hidden_size),)
+    return pooled(decoder, Pool("last", head, "unit"), pool_0="text_model.head")
 
 
 def contriever(c: Config) -> Decoder:

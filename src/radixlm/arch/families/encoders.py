@@ -1,7 +1,7 @@
 """Encoders as embedding models and as cross-encoders: one row each.
 
 ``<stem>Model`` and ``<stem>ForMaskedLM`` give vectors, ``<stem>ForSequenceClassification``
-scores."""
+scores, ``<stem>ForTokenClassification`` scores of each token."""
 
 from __future__ import annotations
 
@@ -55,12 +55,16 @@ def _roformer_head(c: Config, decoder: Decoder) -> Decoder:
     return _TWO_LAYERS(c, decoder, act=activation(c))
 
 
-def _modernbert_head(c: Config, decoder: Decoder) -> Decoder:
+def _modernbert_layers(c: Config) -> Any:
+    """The layers before the classifier."""
     act = activation(c, "classifier_activation")
     dense = Dense(c.hidden_size, c.hidden_size, act, c.classifier_bias)
-    norm = Norm(c.norm_eps, "layer", bias=c.norm_bias)
-    before = ((dense, "head.dense"), (norm, "head.norm"))
-    return scores(c, decoder, "classifier", before, pooling=c.classifier_pooling, bias=True)
+    return (dense, "head.dense"), (Norm(c.norm_eps, "layer", bias=c.norm_bias), "head.norm")
+
+
+def _modernbert_head(c: Config, decoder: Decoder) -> Decoder:
+    before, pooling = _modernbert_layers(c), c.classifier_pooling
+    return scores(c, decoder, "classifier", before, pooling=pooling, bias=True)
 
 
 def _eurobert_head(c: Config, decoder: Decoder) -> Decoder:
@@ -117,8 +121,16 @@ def classifier(c: Config) -> Decoder:
     return row.head(c, row.body(c))
 
 
+def token_classifier(c: Config) -> Decoder:
+    """<stem>ForTokenClassification: scores of each token."""
+    row = _row(c)
+    before = _modernbert_layers(c) if row.head is _modernbert_head else ()
+    return scores(c, row.body(c), "classifier", before, pooling="steps", bias=True)
+
+
 def _row(c: Config) -> Row:
-    stem = re.sub("(Model|ForMaskedLM|ForSequenceClassification)$", "", c.architecture)
+    ends = "(Model|ForMaskedLM|ForSequenceClassification|ForTokenClassification)$"
+    stem = re.sub(ends, "", c.architecture)
     if stem not in ENCODERS:  # the text model of a multimodal checkpoint
         raise c.error("model_type", f"= {c.model_type!r} is an encoder, not a language model")
     return ENCODERS[stem]

@@ -40,8 +40,10 @@ def body(base: str, c: Config) -> Decoder:
 
 
 def base_of(architecture: str) -> str:
-    """The language model around which <stem>Model and <stem>ForSequenceClassification are made."""
-    stem = re.sub(r"(Text|Embedding)?(Model|ForSequenceClassification)$", "", architecture)
+    """The language model around which <stem>Model, <stem>ForSequenceClassification and
+    <stem>ForTokenClassification are made."""
+    ends = r"(Text|Embedding)?(Model|For(Sequence|Token)Classification)$"
+    stem = re.sub(ends, "", architecture)
     return next(f"{stem}{end}" for end in _CAUSAL if f"{stem}{end}" in ARCHITECTURES)
 
 
@@ -53,6 +55,13 @@ def embedding(c: Config) -> Decoder:
 def classifier(c: Config) -> Decoder:
     """<stem>ForSequenceClassification: a linear layer over the last token."""
     return scores(c, body(base_of(c.architecture), c))
+
+
+def token_classifier(c: Config) -> Decoder:
+    """<stem>ForTokenClassification: a linear layer over each token."""
+    bias = bool(c.get("token_classification_bias", True))
+    decoder = body(base_of(c.architecture), c)
+    return scores(c, decoder, AnyOf("score", "classifier"), pooling="steps", bias=bias)
 
 
 def ctrl_classifier(c: Config) -> Decoder:

@@ -158,11 +158,18 @@ def lara_mini(c: Config) -> spec.Decoder:
 _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")
 
 
+def olmo_hybrid_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """A theta of null means no rotation."""
+    params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = params.get("rope_theta", raw.get("rope_theta", 0)) if isinstance(params, dict) else 0
+    return {**raw, "is_rotated": theta is not None}
+
+
 def olmo_hybrid(c: Config) -> spec.Decoder:
     """Attention layers have norms after their branches, the others before."""
     scale = 2.0 if c.linear_allow_neg_eigval else 1.0
     state, bias = delta_net(c, norm=spec.Norm(1e-5), beta_scale=scale), c.attention_bias
-    position = b.rope(c, b.head_dim(c)) if c.get("rope_parameters") else None
+    position = b.rope(c, b.head_dim(c)) if c.get("is_rotated", True) else None
     attends = b.attention(
         c, rope=position, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=b.rms(c)
     )

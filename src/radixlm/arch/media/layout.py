@@ -25,8 +25,9 @@ class CheckpointLayout(Record):
 
     # the config of the class: its model_type, the encoders' keys and a stub of the text model
     config: Options
-    # tensor names of the encoders; "[a|b|c]" in a replacement cuts the rows into equal parts
-    names: Rules
+    # tensor names of the encoders; "[a|b|c]" in a replacement cuts the rows into equal parts. ():
+    # transformers knows the names
+    names: Rules = ()
     # pattern of the class's tensors that the checkpoint does not have
     unused: str = r"$."
     # config.json with what is taken from elsewhere in the folder

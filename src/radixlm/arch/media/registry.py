@@ -177,6 +177,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
         hf_model_type="nemotron_h_omni", audio_processor="parakeet"
     ),
+    "NemotronH_Nano_VL_V2": MultimodalSpec(
+        video="none", custom="nemotron", layout="nemotron:LAYOUT"
+    ),
     "NemotronH_Omni_Reasoning_V3": MultimodalSpec(
         hf_model_type="nemotron_h_omni", audio_processor="parakeet"
     ),
@@ -189,6 +192,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text="media.composite:paligemma", bidirectional="prompt"
     ),
     "PerceptionLMForConditionalGeneration": PLAIN,
+    "Phi3VForCausalLM": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="Phi3ForCausalLM",
+        text_model_type="phi3:text_model_type",
+        video="none",
+        custom="phi3",
+        layout="phi3:LAYOUT",
+    ),
     "Phi4MMForCausalLM": MultimodalSpec(
         text="media.composite:phi4_multimodal",
         encoder="class_forward",
@@ -197,6 +208,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "Phi4MultimodalForCausalLM": MultimodalSpec(
         text="media.composite:phi4_multimodal", encoder="class_forward", reader="phi4"
+    ),
+    "POINTSV15ChatModel": MultimodalSpec(
+        text_model_type="qwen:points_text", video="none", layout="qwen:POINTS"
     ),
     "QianfanOCRForConditionalGeneration": PLAIN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
@@ -219,9 +233,17 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_architecture="Qwen4ExpForCausalLM",
         needs_token_ids=True,
     ),
+    "Siglip2Model": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
+    "SiglipModel": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
+    "SkyworkR1VChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "SmolVLMForConditionalGeneration": MultimodalSpec(video="images"),
     "Step3p7ForConditionalGeneration": MultimodalSpec(
-        text="media.composite:untied_head", text_architecture="Step3p5ForCausalLM"
+        text="media.composite:untied_head",
+        text_architecture="Step3p5ForCausalLM",
+        layout="step:LAYOUT",
+    ),
+    "StepVLForConditionalGeneration": MultimodalSpec(
+        text_model_type="step:text_model_type", layout="step:LAYOUT"
     ),
     "VideoLlama3ForConditionalGeneration": PLAIN,
     "VideoLlavaForConditionalGeneration": PLAIN,

@@ -304,6 +304,66 @@ class Vila(nn.Module):
         return projected
 
 
+# ---- Phi-3-vision ------------------------------------------------------------------------------
+
+
+class _ClipPatches(nn.Module):
+    """CLIP without its last layers and its class token, on tiles of one size."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import CLIPVisionConfig  # noqa: PLC0415  (2 s)
+        from transformers.models.clip import modeling_clip as hf  # noqa: PLC0415
+
+        config = CLIPVisionConfig(**values)
+        config._attn_implementation = "sdpa"
+        self.embeddings = hf.CLIPVisionEmbeddings(config)
+        self.pre_layrnorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.encoder = hf.CLIPEncoder(config)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, rows * columns, C]."""
+        rows = self.pre_layrnorm(self.embeddings(tiles))
+        encoded: Tensor = self.encoder(inputs_embeds=rows).last_hidden_state
+        return encoded[:, 1:]
+
+
+class Phi3(nn.Module):
+    """The tiles of an image side by side, then the whole image as one tile: squares of four
+    patches, with a learned end after each row and a learned separator between the two."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.vision_tower = _ClipPatches(config["vision_config"])
+        wide, dim = 4 * config["vision_config"]["hidden_size"], config["hidden_size"]
+        self.glb_GN = nn.Parameter(torch.zeros(1, 1, wide))
+        self.sub_GN = nn.Parameter(torch.zeros(1, 1, 1, wide))
+        self.img_projection = nn.Sequential(nn.Linear(wide, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def get_image_features(self, pixel_values: Tensor, image_tiles: Tensor) -> Tensor:
+        """[all tiles, 3, side, side], int64 [images, 2] rows and columns of tiles -> [N, D]."""
+        grids: list[tuple[int, int]] = [(int(h), int(w)) for h, w in image_tiles.tolist()]
+        images = torch.split(pixel_values, [rows * columns for rows, columns in grids])
+        parts = []
+        for tiles, (rows, columns) in zip(images, grids, strict=True):
+            side = tiles.shape[-1]
+            large = tiles.reshape(rows, columns, 3, side, side).permute(2, 0, 3, 1, 4)
+            large = large.reshape(1, 3, rows * side, columns * side)
+            whole = nn.functional.interpolate(large, (side, side), mode="bicubic")
+            seen = self.vision_tower(torch.cat([whole, tiles]))
+            parts += [self._ended(seen[1:], rows, columns), self.glb_GN[0]]
+            parts.append(self._ended(seen[:1], 1, 1))
+        projected: Tensor = self.img_projection(torch.cat(parts))
+        return projected
+
+    def _ended(self, seen: Tensor, rows: int, columns: int) -> Tensor:
+        """[tiles, patches, C] -> [squares and row ends, 4 C]."""
+        half = math.isqrt(seen.shape[1]) // 2
+        grid = seen.reshape(rows, columns, half, 2, half, 2, -1).permute(0, 2, 1, 4, 3, 5, 6)
+        grid = grid.reshape(rows * half, columns * half, -1)
+        return torch.cat([grid, self.sub_GN[0, 0].expand(len(grid), 1, -1)], 1).flatten(0, 1)
+
+
 # ---- dots.ocr ----------------------------------------------------------------------------------
 
 
@@ -397,4 +457,5 @@ _MODULES: dict[str, Any] = {
     "kimi": Kimi,
     "deepseek": Deepseek,
     "vila": Vila,
+    "phi3": Phi3,
 }

@@ -39,7 +39,10 @@ class ImageEmbedder:
     @torch.inference_mode()
     def encode(self, media: Media) -> Tensor:
         """float32 [1, 1, D]."""
-        pixels = torch.from_numpy(media.inputs["pixel_values"].read().copy()).to(self._device)
-        output = self._model.get_image_features(pixel_values=pixels.float())
+        given = {}
+        for name, array in media.inputs.items():
+            value = torch.from_numpy(array.read().copy()).to(self._device)
+            given[name] = value.float() if value.is_floating_point() else value
+        output = self._model.get_image_features(**given)
         output = output if isinstance(output, Tensor) else output.pooler_output
         return output.float()[None]

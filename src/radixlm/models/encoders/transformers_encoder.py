@@ -232,21 +232,24 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         if generates_speech(raw):
             log.info("%s: the parts that generate speech are not loaded", folder)
         layout = layout_of(spec)
-        if layout is not None and spec.custom:
+        if layout is not None and layout.names and spec.custom:
             return (*build(spec.custom, layout, raw, folder, dtype), 1.0)
         if layout is not None:
             config = config_of(layout, raw, folder, transformers)
-            _without_layers(config.get_text_config())
-            model = _auto(transformers, config).from_config(config, dtype=dtype)
+        else:
+            config = _config(transformers, spec.hf_model_type, folder)
+        _without_layers(config.get_text_config())
+        auto = _auto(transformers, config)
+        if layout is not None and layout.names:
+            model = auto.from_config(config, dtype=dtype)
             inner: Any = getattr(model, "model", model)
             report: Any = fill(inner, layout, folder, dtype, layout.extra_weights(raw, folder))
         else:
-            config = _config(transformers, spec.hf_model_type, folder)
-            _without_layers(config.get_text_config())
-            model, report = pretrained(_auto(transformers, config), config, folder, dtype)
+            model, report = pretrained(auto, config, folder, dtype)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
-    check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
+    unread = re.compile(f"{_OF_TEXT.pattern}|^(?:{layout.unused})" if layout else _OF_TEXT.pattern)
+    check_report(report, folder, "the encoders", lambda name: unread.search(name) is None)
     inner = getattr(model, "model", model)
     unused = ["lm_head", *(["embed_tokens"] if hasattr(inner, "embed_tokens_extend") else [])]
     if not hasattr(inner, "get_image_tokens"):  # else images are tokens, which it embeds

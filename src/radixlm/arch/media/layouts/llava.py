@@ -21,7 +21,7 @@ _CLIP = {
     "projection_dim": 768,
 }
 # sizes of encoders, for a checkpoint that has their weights and no folder of theirs
-_ENCODERS: Mapping[str, Mapping[str, Any]] = {
+ENCODERS: Mapping[str, Mapping[str, Any]] = {
     "clip-vit-large-patch14": {**_CLIP, "image_size": 224},
     "clip-vit-large-patch14-336": {**_CLIP, "image_size": 336},
     "siglip-so400m-patch14-384": {
@@ -72,7 +72,7 @@ def _with_encoder(raw: Raw, folder: Path) -> Raw:
     CheckpointError if they are not known."""
     name = str(raw.get("mm_vision_tower") or "")
     beside = vision_encoder_folder(raw, folder)
-    sizes = _ENCODERS.get(name.rpartition("/")[2])
+    sizes = ENCODERS.get(name.rpartition("/")[2])
     if beside is not None:
         sizes = read_object(beside / "config.json")
         sizes = sizes.get("vision_config", sizes)

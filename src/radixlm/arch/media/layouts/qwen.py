@@ -1,9 +1,12 @@
-"""Qwen-Omni, whose thinker alone is served, and Qwen3-ASR as published."""
+"""Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and POINTS 1.5 with Qwen2-VL's
+encoder."""
 
+from pathlib import Path
 from typing import Any
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw, flattened
-from radixlm.arch.media.layout import CheckpointLayout, Rules
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
 
 
 def _thinker(raw: Raw) -> dict[str, Any]:
@@ -29,5 +32,38 @@ _ASR: Rules = (
     (r"(thinker|model)\.(audio_tower|multi_modal_projector)\.", r"\2."),
 )
 
+_POINTS: Rules = (
+    (r"vision_encoder\.", "visual."),
+    (r"vision_projector\.", "visual.merger."),
+)
+_PIXELS = ("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels", "size")
+
+
+def _points(raw: Raw) -> dict[str, Any]:
+    """Qwen2-VL, whose merger is as wide as the text model."""
+    text = stub(int(raw["llm_config"]["hidden_size"]))
+    vision = {**raw["vision_config"], "hidden_size": text["hidden_size"]}
+    text |= {"model_type": "qwen2_vl_text"}
+    return {"model_type": "qwen2_vl", "vision_config": vision, "text_config": text}
+
+
+def _with_pixels(raw: Raw, folder: Path) -> Raw:
+    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
+
+
+def points_text(raw: Raw) -> str:
+    """The text model is Qwen 2's."""
+    return "qwen2"
+
+
 OMNI = CheckpointLayout(_thinker, _OMNI, unused="language_model")
 ASR = CheckpointLayout(_asr, _ASR, unused="language_model")
+POINTS = CheckpointLayout(
+    _points,
+    _POINTS,
+    completed=_with_pixels,
+    processor="Qwen2VLProcessor",
+    image_processor="Qwen2VL",
+    image_options=lambda raw: {k: raw["pixels"][k] for k in _PIXELS if k in raw["pixels"]},
+    tokens={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+)

@@ -240,14 +240,21 @@ async def _pool(
             for i, one in enumerate(inputs)
         ]
     adds = body.add_special_tokens is not False
-    overrides, task = None, body.task if isinstance(body, PoolingRequest) else None
+    overrides, per_token = None, isinstance(body, PoolingRequest) and _wants_rows(state, body)
     if isinstance(body, EmbeddingRequest):
         token, vectors = body.embed_override_token_id, body.embed_overrides
         overrides = read_overrides(state, token, vectors, len(prompts))
     return await pool(
         state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds,
-        overrides, task in ("token_embed", "token_classify"),
+        overrides, per_token,
     )  # fmt: skip
+
+
+def _wants_rows(state: ServerState, body: PoolingRequest) -> bool:
+    """Whether a row for each token is asked for, or is what the model gives."""
+    if body.task is None:
+        return pool_of(state).scores_tokens
+    return body.task in ("token_embed", "token_classify")
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
@@ -266,24 +273,27 @@ def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
 async def classify_v1(request: Request) -> Response:
     """Classify texts; with the probabilities of all classes."""
     body = await read_body(request, ClassifyRequest)
-    state = state_of(request)
+    work = answer_classify(state_of(request), body)
+    return json_response(await cancel_on_disconnect(request, work))
+
+
+async def answer_classify(state: ServerState, body: ClassifyRequest) -> dict[str, Any]:
+    """The whole answer. InvalidRequest where the model has no classes of texts."""
     model = state.check_model(body.model)
-    require_score_head(state)
-    work = _pool(state, body, body.input)
-    results = await cancel_on_disconnect(request, work)
-    return json_response(
-        {
-            "id": f"classify-{secrets.token_hex(16)}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": [
-                _class(state, index, one.vector, body.use_activation is not False)
-                for index, one in enumerate(results)
-            ],
-            "usage": prompt_usage(results),
-        }
-    )
+    if require_score_head(state).scores_tokens:
+        raise InvalidRequest("this model gives classes of tokens, not of texts: ask /pooling")
+    results = await _pool(state, body, body.input)
+    return {
+        "id": f"classify-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            _class(state, index, one.vector, body.use_activation is not False)
+            for index, one in enumerate(results)
+        ],
+        "usage": prompt_usage(results),
+    }
 
 
 def _class(state: ServerState, index: int, scores: list[float], activates: bool) -> dict[str, Any]:
