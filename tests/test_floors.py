@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
-        "continuation weight_updates".split()
+        "continuation weight_updates self_check".split()
     ),
     ("engine",),
     ("entrypoints",),
@@ -39,7 +39,7 @@ SIDEWAYS = {
 }
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
-    "hub warm_restart kv_events live_feed continuation weight_updates".split()
+    "hub warm_restart kv_events live_feed continuation weight_updates self_check".split()
 )
 TORCH_FREE_FILES = {
     *("engine/intake.py", "lora/registry.py"),

@@ -26,6 +26,7 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
+from radixlm.self_check.kv_cache import find_violations
 from radixlm.speculative.device.drafter import DeviceProposals, StepTail
 from radixlm.speculative.device.tail import DraftTail
 from radixlm.step.batch import ForwardBatch
@@ -289,7 +290,7 @@ class OverlapHarness:
         else:
             raise AssertionError(f"not finished: {set(self.out) - set(self.finish)}")
         self.tick()
-        assert not self.scheduler.planner.running and self.kv_manager.find_violations([]) == []
+        assert not self.scheduler.planner.running and find_violations(self.kv_manager) == []
 
 
 def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:

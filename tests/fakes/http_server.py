@@ -36,6 +36,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.self_check.kv_cache import SelfCheck, find_violations
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
@@ -168,7 +169,7 @@ class FakeEngine:
             self.kv_manager,
             Hooks(()),
             recorder=StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
+            commands=(WeightCommands, TreeView, SelfCheck),
         )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
@@ -182,7 +183,7 @@ class FakeEngine:
         self.thread.join(60)
         self.intake.replicas.close()
         assert not self.thread.is_alive(), "the scheduler does not stop"
-        assert self.kv_manager.find_violations([]) == []
+        assert find_violations(self.kv_manager) == []
 
 
 class ScriptedServer:

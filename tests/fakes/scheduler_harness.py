@@ -19,6 +19,7 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.self_check.kv_cache import SelfCheck, find_violations
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
@@ -115,7 +116,7 @@ class SchedulerHarness:
             clock=lambda: self.now_s,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
+            commands=(WeightCommands, TreeView, SelfCheck),
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
@@ -159,7 +160,7 @@ class SchedulerHarness:
         self.tick()
         assert not self.scheduler.planner.running
         assert not self.scheduler.committer.requests
-        assert self.kv_manager.find_violations([]) == []
+        assert find_violations(self.kv_manager) == []
         assert self.scheduler.controls.num_breaches == 0
 
 

@@ -87,6 +87,7 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.self_check.kv_cache import SelfCheck
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
@@ -368,7 +369,7 @@ def assemble(
             interval,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
+            commands=(WeightCommands, TreeView, SelfCheck),
         )
 
     scheduler = make()

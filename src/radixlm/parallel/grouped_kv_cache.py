@@ -9,7 +9,7 @@ pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -143,16 +143,3 @@ class GroupedKVCacheManager(KVCacheManager):
 
     def free(self, request: Request) -> None:
         self._of(request).free(request)
-
-    def _own(self, part: KVCacheManager, running: Iterable[Request]) -> list[Request]:
-        return [request for request in running if self._of(request) is part]
-
-    def find_violations(self, running: Iterable[Request]) -> list[str]:
-        requests = list(running)
-        found = (part.find_violations(self._own(part, requests)) for part in self._parts)
-        return list(chain(*found))
-
-    def repair(self, running: Iterable[Request]) -> None:
-        requests = list(running)
-        for part in self._parts:
-            part.repair(self._own(part, requests))

@@ -45,6 +45,9 @@ class Commands:
     def note(self, now_s: float) -> None:
         """Called once a second."""
 
+    def idle(self) -> None:
+        """Nothing runs or waits, and nothing is cached or that has lasted for a while."""
+
 
 class ControlHandler:
     """Answers ``Control`` messages; verbs that nobody knows go to the executor."""
@@ -82,6 +85,11 @@ class ControlHandler:
         """Called once a second."""
         for one in self._commands:
             one.note(now_s)
+
+    def idle(self) -> None:
+        """Nothing runs or waits; see ``Commands``."""
+        for one in self._commands:
+            one.idle()
 
     def answer(self, control: Control) -> ControlReply | None:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
@@ -143,7 +151,7 @@ class ControlHandler:
         s.kv_manager.prefix_cache.reset()
         if s.drafting is not None:
             s.drafting.flush()
-        self.check_invariants()
+        self.idle()
         return True
 
     def _kv_snapshot(self, control: Control) -> ControlReply:
@@ -200,18 +208,6 @@ class ControlHandler:
             "memory_usage": s.executor.control("memory_usage", {}),
         }
         return ControlReply(control.call_id, True, data=data)
-
-    def check_invariants(self) -> None:
-        """While idle: log, count and repair invariant violations of pages and slots."""
-        kv_manager = self.scheduler.kv_manager
-        running = self.scheduler.planner.running
-        violations = kv_manager.find_violations(running)
-        if not violations:
-            return
-        self.num_breaches += len(violations)
-        for violation in violations:
-            log.error("KV cache manager: %s", violation)
-        kv_manager.repair(running)
 
 
 def _failed(call_id: str, error: Exception) -> ControlReply:

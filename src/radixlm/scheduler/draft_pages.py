@@ -9,12 +9,10 @@ A recurrent state that refused drafts would spoil is copied before the step, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from radixlm.memory.check import Holding
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
@@ -23,11 +21,10 @@ from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import Int32Array, PageCopy, PageUpdate
 
-NO_SLOT = -1
 _ROOM = 8  # times the pages of a path must be had before the prefix cache gives some up for it
 
 
-class _Fork(NamedTuple):
+class Fork(NamedTuple):
     """Pages for the columns from ``first`` on, of each page space."""
 
     first: int
@@ -50,9 +47,9 @@ class DraftPages:
         self._spaces, self._page_size, self._has_states = spaces, page_size, has_states
         self._reservations, self._prefix_cache = reservations, prefix_cache
         self._changes = changes
-        self._forks: dict[int, _Fork] = {}  # by row of the page tables
+        self.forks: dict[int, Fork] = {}  # by row of the page tables
         # by slot: a copy of the state from before a step that verifies drafts
-        self._saved: dict[int, Int32Array] = {}
+        self.saved: dict[int, Int32Array] = {}
 
     # ---- further paths ---------------------------------------------------------------------
 
@@ -72,7 +69,7 @@ class DraftPages:
                     allocator.free(some)
                 return False
             taken.append(pages)
-        self._forks[page_row] = _Fork(first, tuple(taken))
+        self.forks[page_row] = Fork(first, tuple(taken))
         for group, (row, pages) in enumerate(zip(self._rows(request), taken, strict=True)):
             whole = np.concatenate((row[:first], pages)).astype(np.int32)
             self._changes.updates.append(PageUpdate(group, page_row, 0, whole))
@@ -83,7 +80,7 @@ class DraftPages:
 
     def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
         """A path of drafts was right: the request goes on in its pages, up to ``num_tokens``."""
-        first, taken = self._forks[page_row]
+        first, taken = self.forks[page_row]
         count = -(-num_tokens // self._page_size) - first
         for row, pages in zip(self._rows(request), taken, strict=True):
             own = row[first : first + count]
@@ -95,10 +92,10 @@ class DraftPages:
 
     def free_forks(self) -> None:
         """The step with further paths of drafts is over."""
-        for fork in self._forks.values():
+        for fork in self.forks.values():
             for space, pages in zip(self._spaces, fork.pages, strict=True):
                 space.free(pages)
-        self._forks.clear()
+        self.forks.clear()
 
     # ---- states ----------------------------------------------------------------------------
 
@@ -118,12 +115,12 @@ class DraftPages:
             return False
         source = int(request.window[start // self._page_size])
         self._changes.copies.append(PageCopy(WINDOW, request.slot, source, int(page[0])))
-        self._saved[request.slot] = page
+        self.saved[request.slot] = page
         return True
 
     def restore_state(self, request: Request, start: int) -> None:
         """Put the state after ``start`` tokens back, where the step has written over it."""
-        saved, column = self._saved.pop(request.slot, None), start // self._page_size
+        saved, column = self.saved.pop(request.slot, None), start // self._page_size
         if saved is not None:
             self._spaces[WINDOW].free(request.window[column : column + 1].copy())
             request.window[column] = saved[0]
@@ -131,19 +128,7 @@ class DraftPages:
 
     def free_saved(self, slots: Int64Array) -> None:
         """Free the saved states of these slots, whose step can be undone no more."""
-        for slot in slots.tolist() if self._saved else ():
-            page = self._saved.pop(slot, None)
+        for slot in slots.tolist() if self.saved else ():
+            page = self.saved.pop(slot, None)
             if page is not None:
                 self._spaces[WINDOW].free(page)
-
-    # ---- invariants ------------------------------------------------------------------------
-
-    def saved_state(self, slot: int) -> Int32Array:
-        """The page of the slot's saved state, or none."""
-        return self._saved.get(slot, np.empty(0, np.int32))
-
-    def holdings(self) -> Iterator[Holding]:
-        """The pages of further paths."""
-        for fork in self._forks.values():
-            full, *window = fork.pages
-            yield Holding(NO_SLOT, full, None, window[0] if window else np.empty(0, np.int32))

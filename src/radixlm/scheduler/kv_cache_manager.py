@@ -11,13 +11,12 @@ next tokens (``min_tail`` or more), it is copied, and the copy is the request's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record, replace
-from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
 from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
@@ -461,29 +460,6 @@ class KVCacheManager:
         self.slots.free(request.slot)
         self.requests[request.slot] = None
         request.release_slot()
-
-    def holdings(self, running: Iterable[Request]) -> list[Holding]:
-        """What each running request has of its own, and the prefix that it has locked; and pages
-        that are on their way."""
-        others = (*self.reservations.holdings(), *self.drafts.holdings())
-        return [*map(self._holding, running), *others]
-
-    def _holding(self, r: Request) -> Holding:
-        own = slice(r.num_inserted // self.page_size, self._num_pages(r))
-        row = r.window[own] if self.window is not None else None
-        if row is not None:
-            row = np.append(row, self.drafts.saved_state(r.slot))
-        return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
-
-    def find_violations(self, running: Iterable[Request]) -> list[str]:
-        """Invariant violations in words; empty if each page and each slot has one owner."""
-        window = self.window.pages if self.window is not None else None
-        return check(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
-
-    def repair(self, running: Iterable[Request]) -> None:
-        """Free what nobody owns."""
-        window = self.window.pages if self.window is not None else None
-        repair(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
 
 
 def _before_span(request: Request, start: int, count: int) -> int:

@@ -235,7 +235,7 @@ class Scheduler:
             self._was_idle, self._idle_since_s = True, now_s
         is_due = not self._is_checked and now_s - self._idle_since_s >= BEAT_S
         if is_due and not self.planner.running and not self.queue:
-            self.controls.check_invariants()
+            self.controls.idle()
             self._is_checked = True
 
     # ---- messages --------------------------------------------------------------------------

@@ -12,14 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from radixlm.base.errors import InvariantError
-from radixlm.memory.check import Holding
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle, PrefixCache, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
 from radixlm.step.plan import Int32Array
-
-_NO_SLOT = -1
 
 
 class Reservations:
@@ -34,16 +31,16 @@ class Reservations:
     ) -> None:
         self._pages, self._window, self._prefix_cache = pages, window, prefix_cache
         self._changes = changes
-        self._reserved: dict[int, None] = {}
-        self._window_reserved: dict[int, None] = {}
+        self.reserved: dict[int, None] = {}
+        self.window_reserved: dict[int, None] = {}
         self._spare: dict[bytes, int] = {}  # reserved pages by key
-        self._pins: list[Handle] = []
+        self.pins: list[Handle] = []
         self.is_closed = False  # the pool's memory is released
 
     @property
     def num_pages(self) -> int:
         """Pages of the full table that are on their way."""
-        return len(self._reserved) - len(self._spare)
+        return len(self.reserved) - len(self._spare)
 
     @property
     def num_spare(self) -> int:
@@ -104,8 +101,8 @@ class Reservations:
             if window is not None:
                 window.free(row)
             return None
-        self._reserved.update(dict.fromkeys(pages.tolist()))
-        self._window_reserved.update(dict.fromkeys(row.tolist()))
+        self.reserved.update(dict.fromkeys(pages.tolist()))
+        self.window_reserved.update(dict.fromkeys(row.tolist()))
         return pages, row
 
     def insert_arrived(
@@ -125,8 +122,8 @@ class Reservations:
             given = np.empty(0, np.int32) if window_pages is None else window_pages
             num_null = len(cached) + len(pages) - len(given)
             row = np.concatenate((np.zeros(num_null, np.int32), given))
-            self._forget(self._window_reserved, given)
-        self._forget(self._reserved, pages)
+            self._forget(self.window_reserved, given)
+        self._forget(self.reserved, pages)
         result = self._prefix_cache.insert(ids, np.concatenate((cached, pages)), namespace, row)
         if self._window is not None and result.duplicate_window_pages is not None:
             self._window.free(result.duplicate_window_pages)
@@ -135,32 +132,21 @@ class Reservations:
 
     def release(self, pages: Int32Array, window_pages: Int32Array | None = None) -> None:
         """Give reserved pages back that nothing came into."""
-        self._forget(self._reserved, pages)
+        self._forget(self.reserved, pages)
         self._pages.free(pages)
         if window_pages is not None and self._window is not None:
-            self._forget(self._window_reserved, window_pages)
+            self._forget(self.window_reserved, window_pages)
             self._window.free(window_pages)
 
     def pin(self, handle: Handle) -> Handle:
         """Lock a prefix until ``unpin``."""
         self._prefix_cache.lock(handle)
-        self._pins.append(handle)
+        self.pins.append(handle)
         return handle
 
     def unpin(self, handle: Handle) -> None:
-        self._pins.remove(handle)
+        self.pins.remove(handle)
         self._prefix_cache.unlock(handle)
-
-    def holdings(self) -> list[Holding]:
-        """For the check of invariants."""
-        none = np.empty(0, np.int32)
-        held = [Holding(_NO_SLOT, none, handle, none) for handle in self._pins]
-        if self._reserved or self._window_reserved:
-            pages, row = (
-                np.array(list(some), np.int32) for some in (self._reserved, self._window_reserved)
-            )
-            held.append(Holding(_NO_SLOT, pages, None, row))
-        return held
 
     def _forget(self, reserved: dict[int, None], pages: Int32Array) -> None:
         for page in pages.tolist():

@@ -1,6 +1,6 @@
 """What the scheduler asks of a prefix cache, with or without sharing."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 import numpy as np
@@ -21,11 +21,6 @@ class Handle:
     """
 
     __slots__ = ()
-
-
-Lock = tuple[Handle | None, bool]
-"""What a request has locked, if anything, and whether the window too (not after ``unlock_window``).
-"""
 
 
 class Match(Record):
@@ -83,20 +78,6 @@ class InsertResult(Record):
     duplicate_pages: PageIds
     window_pages: PageIds | None = None
     duplicate_window_pages: PageIds | None = None
-
-
-class Audit(Record):
-    """What a cache owns, found by walking it, and where its counters disagree.
-
-    pages, window_pages: ids of all that it owns (twice if a bug put one twice).
-    paths, window_paths: for each lock that was asked about, ids of the pages that it keeps.
-    """
-
-    violations: list[str]
-    pages: PageIds
-    window_pages: PageIds
-    paths: list[PageIds]
-    window_paths: list[PageIds]
 
 
 class CacheEvents(Protocol):
@@ -230,11 +211,3 @@ class PrefixCache:
     def num_window_evictable(self) -> int:
         """Window pages that ``evict_window`` can free."""
         return 0
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """Compares the cache's counters with its nodes and with ``locks``, all that are held.
-
-        With ``is_repair`` lock counts and sums are then set to what they should be.
-        """
-        none = [_NO_PAGES for _ in locks]
-        return Audit([], _NO_PAGES, _NO_PAGES, none, none)

@@ -15,8 +15,9 @@ import numpy as np
 
 from radixlm.base.record import Record
 from radixlm.memory.pages import CACHED, HELD, NULL_PAGE, PageAllocator, PageIds
-from radixlm.memory.prefix.base import Audit, Handle, PrefixCache
+from radixlm.memory.prefix.base import Handle, PrefixCache
 from radixlm.memory.slots import SlotAllocator
+from radixlm.self_check.audit import Audit, audit
 
 _MAX_NAMED: Final = 8
 
@@ -63,9 +64,9 @@ def check(
 ) -> list[str]:
     """Violations, each with both numbers; an empty list if all is well. Changes nothing."""
     holdings = [Holding(*entry) for entry in running]
-    audit = cache.audit([(h.handle, h.is_window_locked) for h in holdings])
-    violations = _check_slots(slots, holdings) + audit.violations
-    for group in _groups(allocator, window_allocator, audit, holdings):
+    found = audit(cache, [(h.handle, h.is_window_locked) for h in holdings])
+    violations = _check_slots(slots, holdings) + found.violations
+    for group in _groups(allocator, window_allocator, found, holdings):
         violations += _check_group(group)
     return violations
 
@@ -86,9 +87,9 @@ def repair(
     if not violations:
         return Repair([], 0, 0, [])
     locks = [(h.handle, h.is_window_locked) for h in holdings]
-    audit = cache.audit(locks, is_repair=True)
+    found = audit(cache, locks, is_repair=True)
     num_pages = 0
-    for group in _groups(allocator, window_allocator, audit, holdings):
+    for group in _groups(allocator, window_allocator, found, holdings):
         num_free = group.allocator.num_free
         cached = np.unique(_in_pool(group.allocator, group.cached))
         held = np.unique(_in_pool(group.allocator, _concatenate([pages for _, pages in group.own])))
@@ -114,22 +115,22 @@ class _Group(NamedTuple):
 def _groups(
     allocator: PageAllocator,
     window_allocator: PageAllocator | None,
-    audit: Audit,
+    found: Audit,
     holdings: list[Holding],
 ) -> list[_Group]:
     """The page groups with their owners; what a request has locked is not its own."""
     own = [
         (h.slot, np.setdiff1d(h.pages, path, assume_unique=True))
-        for h, path in zip(holdings, audit.paths, strict=True)
+        for h, path in zip(holdings, found.paths, strict=True)
     ]
-    groups = [_Group("full", allocator, audit.pages, own)]
+    groups = [_Group("full", allocator, found.pages, own)]
     if window_allocator is not None:
         own = [
             (h.slot, np.setdiff1d(row[row != NULL_PAGE], path, assume_unique=True))
-            for h, path in zip(holdings, audit.window_paths, strict=True)
+            for h, path in zip(holdings, found.window_paths, strict=True)
             if (row := h.window_pages) is not None
         ]
-        groups.append(_Group("window", window_allocator, audit.window_pages, own))
+        groups.append(_Group("window", window_allocator, found.window_pages, own))
     return groups
 
 

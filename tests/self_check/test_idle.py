@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from radixlm.wire.replies import Heartbeat
 from tests.fakes.scheduler_harness import SchedulerHarness
+
+from radixlm.wire.replies import Heartbeat
 
 
 def test_invariants_are_checked_and_repaired_after_an_idle_second() -> None:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from radixlm.memory.check import Holding, Repair, check, repair
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
+from radixlm.self_check.check import Holding, Repair, check, repair
 
 
 def ids(*tokens):
