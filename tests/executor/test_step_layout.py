@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.step_layout import SamplingParamTable, StepPacker
+from radixlm.executor.step_layout import StepPacker
+from radixlm.sampling.plain import SamplingParamTable
 from radixlm.sampling.table import SlotState
 from radixlm.step.plan import Admission, DecodeBatch, Items, NewPages, PageUpdate
 from radixlm.wire.sampling_params import SamplingParams

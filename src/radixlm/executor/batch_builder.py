@@ -11,8 +11,9 @@ from torch import Tensor
 
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
+from radixlm.executor.step_layout import DeviceStepBuffer, StepPacker, StepShape
 from radixlm.sampling.drafts import DraftRows
+from radixlm.sampling.plain import SamplingParamTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch, MRopeIds
 from radixlm.step.plan import Item, Items, StepPlan
 

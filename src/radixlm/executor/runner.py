@@ -40,7 +40,6 @@ from radixlm.executor.interfaces import (
     Model,
     StepEnd,
 )
-from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.results import (
     Pooler,
     ResultReader,
@@ -50,9 +49,10 @@ from radixlm.executor.results import (
     reads_head,
 )
 from radixlm.executor.step_inputs import RING, StepInputs
-from radixlm.executor.step_layout import SamplingParamTable, StepPacker
+from radixlm.executor.step_layout import StepPacker
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
+from radixlm.sampling.plain import SamplingParamTable, fused_sampler, sample_plain
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
@@ -465,10 +465,9 @@ class Runner:
         if mask_RW is not None:
             mask_RW = mask_RW.to(self.device.where, non_blocking=True)
         logits_RV, buffer, rows = step.logits_RV, step.inputs.buffer, step.shape.num_rows
+        params_PR, positions_R = buffer.params(rows), buffer.field(layout.POSITION, rows)
         if self._fused is not None:
-            params_PR = buffer.head_FN[layout.TEMPERATURE :, :rows]
-            fields = (layout.POSITION, layout.SAMPLE_SLOT)
-            positions_R, slots_R = (buffer.field(one, rows) for one in fields)
+            slots_R = buffer.field(layout.SAMPLE_SLOT, rows)
             tokens_R, is_bad_R = self._fused(
                 logits_RV, params_PR, positions_R, mask_RW, self.tables.next_token, slots_R
             )
@@ -477,7 +476,7 @@ class Runner:
             else:
                 self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
-        tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
+        tokens_R = sample_plain(logits_RV, params_PR, positions_R, step.shape.kinds, mask_RW)
         found_bad_R = find_bad(logits_RV) if self.options.detect_bad else None
         accepted = None if step.drafts is None else step.drafts.accept(tokens_R)
         self._store_tokens(step, tokens_R, found_bad_R, accepted)

@@ -2,7 +2,7 @@
 
 The buffer is a table [FIELDS, rows], with a column for each sequence (or row of logits), then a
 tail: the token ids of chunks, and the changed entries of the page tables (index and value).
-Sampling parameters are in the table too: floats as their bits, seeds as two halves.
+Sampling parameters are in the table too (``sampling/plain.py``).
 
 A sequence that verifies drafted tokens has a row of logits for each of its tokens, others one or
 none.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.sampling.table import SlotState
+from radixlm.sampling.plain import NUM_PARAMS, SamplingKinds, SamplingParamTable
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items
 from radixlm.wire.media import plain_ids
 
@@ -33,22 +33,11 @@ Ints = NDArray[np.int32]
 # FIRST_TOKEN has S + 1 entries
 SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_LATE, FIRST_TOKEN = range(7)
 # of a row of logits: its token, the token of the next row of its sequence (-1 for none; only where
-# tokens are verified), its slot, the position of the sampled token, sampling parameters
-TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(7, 11)
-TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(11, 18)
-FIELDS = 18
-NUM_PARAMS = FIELDS - TEMPERATURE
+# tokens are verified), its slot, the position of the sampled token, its sampling parameters
+TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION, PARAMS = range(7, 12)
+FIELDS = PARAMS + NUM_PARAMS
 _NO_SLOTS = np.zeros(0, np.int64)
 FROM_TABLE = -1  # instead of a token id: the one in the token table; -1 - j: its j-th draft
-
-
-class SamplingKinds(Record):
-    """Which parts of sampling some row of the batch needs, as the host knows it. ``all_plain``: no
-    row has penalties, biases or a logit processor."""
-
-    all_plain: bool
-    all_greedy: bool
-    any_filtered: bool
 
 
 @dataclass(slots=True)
@@ -90,36 +79,6 @@ class StepShape:
         if self.is_decode or self.extra_tokens is not None:
             return 0
         return max(self.num_tokens, self.num_padded)
-
-
-class SamplingParamTable:
-    """Sampling parameters by slot on the host, in the buffer's encoding."""
-
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.params_PS: Ints = np.zeros((NUM_PARAMS, num_slots + 1), np.int32)
-        self.is_plain_S = np.ones(num_slots + 1, np.bool_)
-        self.is_greedy_S = np.ones(num_slots + 1, np.bool_)
-        self.is_filtered_S = np.zeros(num_slots + 1, np.bool_)
-        greedy = SlotState(True, False, 1.0, vocab_size, 1.0, 0.0, 0)
-        self.set(num_slots, greedy, False)
-
-    def set(self, slot: int, state: SlotState, has_penalties: bool) -> None:
-        """Set a slot's parameters."""
-        floats = np.array(state.floats, np.float32)
-        seed = np.array([state.seed], np.int64).view(np.int32)
-        numbers = [state.top_k, int(seed[0]), int(seed[1]), int(state.is_greedy)]
-        self.params_PS[:, slot] = [*floats.view(np.int32).tolist(), *numbers]
-        self.is_plain_S[slot] = not (state.changes_logits or has_penalties)
-        self.is_greedy_S[slot] = state.is_greedy
-        self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
-
-    def kinds(self, slots: NDArray[np.int64]) -> SamplingKinds:
-        """The kinds of rows with these slots."""
-        return SamplingKinds(
-            bool(self.is_plain_S[slots].all()),
-            bool(self.is_greedy_S[slots].all()),
-            bool(self.is_filtered_S[slots].any()),
-        )
 
 
 class _DecodeTemplate(Record):
@@ -233,7 +192,7 @@ class StepPacker:
         head[COUNT] = head[POSITION] = 1
         head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
         head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots]
+        head[PARAMS:, :rows] = self.params.params_PS[:, slots]
         kinds = self.params.kinds(decodes.slots)
         return _DecodeTemplate(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
 
@@ -265,7 +224,7 @@ class StepPacker:
         head[NEXT_TOKEN, :rows] = np.where(from_end_R > 1, token_R + 1, -1)
         head[SAMPLE_SLOT, :rows] = sampled_slots
         head[POSITION, :rows] = (start + counts)[sequence_R] - from_end_R + 1
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, sampled_slots]
+        head[PARAMS:, :rows] = self.params.params_PS[:, sampled_slots]
         num_tokens = int(first[count])
         has_room = num_tokens <= self.max_tokens
         values = ints[self.num_head :][:num_tokens] if has_room else np.empty(num_tokens, np.int32)
@@ -324,7 +283,7 @@ class StepPacker:
         next_NW[:, :-1] = np.where(is_draft_NW, token_R.reshape(count, width)[:, 1:], -1)
         head[NEXT_TOKEN, :rows] = next_NW.ravel()
         head[POSITION, :rows] = (starts[:, None] + offsets + 1).ravel()
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots_R]
+        head[PARAMS:, :rows] = self.params.params_PS[:, slots_R]
         values = ints[self.num_head :][: size * width].reshape(size, width)
         values[:] = 0
         values[:, 0] = FROM_TABLE
@@ -374,9 +333,9 @@ class DeviceStepBuffer:
             view = self._fields[field, count] = self.head_FN[field, :count]
         return view
 
-    def floats(self, field: int, count: int) -> Tensor:
-        """float32 [count], a view of the bits."""
-        return self.head_FN[field, :count].view(torch.float32)
+    def params(self, count: int) -> Tensor:
+        """int32 [NUM_PARAMS, count]: sampling parameters of the first rows, a view."""
+        return self.head_FN[PARAMS:, :count]
 
     def tokens(self, shape: StepShape) -> Tensor:
         """int32 [T]: token ids, ``FROM_TABLE`` for those of the token table."""
