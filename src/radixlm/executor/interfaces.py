@@ -13,6 +13,7 @@ from torch import Tensor
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import Head, StepHandle
+from radixlm.executor.step_layout import StepPacker, StepShape
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import AttentionRunner, Continuation, ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
@@ -128,6 +129,13 @@ class Graphs:
     ) -> GraphChoice:
         """The graph that runs a step."""
         return GraphChoice()
+
+    def pack(
+        self, items: Items, choice: GraphChoice, packer: StepPacker, host: Tensor
+    ) -> tuple[StepShape, int]:
+        """Write the inputs of a step as its graph takes them; its shape, and how many of the
+        integers of ``host`` are used."""
+        return packer.pack(items, host)
 
     def fill_adapters(self, items: Items, choice: GraphChoice) -> None:
         """Launch what a step with adapters needs besides its graph."""

@@ -189,7 +189,7 @@ class Runner:
             self.recorded.fill_adapters(items, graph)
         elif self.adapters is not None:
             lora = self.adapters.rows(items)
-        shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
+        shape = inputs.fill(partial(self.recorded.pack, items, graph))
         tree_size = self.options.tree_size
         step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size, more_N=more_N)
         if more_N is not None:

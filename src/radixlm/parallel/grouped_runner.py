@@ -19,6 +19,7 @@ from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.record import StepTokens
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts, StateRows
+from radixlm.executor.step_layout import token_counts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
@@ -141,7 +142,8 @@ class GroupedRunner(Runner):
         items = own if len(own) else self._idle
         self._set_order(step.items)
         lora = self._own_adapters(step.lora)
-        shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
+        plan = replace(step.plan, items=own)
+        shape = self._own_inputs.fill(lambda packer, host: packer.pack(items, host))
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
         self._whole = step
         if self._choices is not None:
@@ -204,14 +206,7 @@ class GroupedRunner(Runner):
         """Tell the model and its layers which rows come from which group."""
         others, num = items.others, self._groups.num_groups
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
-        counts = np.ones(len(items), np.int64)
-        if items.drafts is not None:
-            counts[: len(items.starts)] += items.drafts.lens
-        rows = counts.copy()
-        counts[len(items.starts) :] = [item.count for item in others]
-        rows[len(items.starts) :] = [
-            item.emit if item.page_row < 0 else item.count for item in others
-        ]
+        counts, rows = token_counts(items)
         groups = slots // self._per_group
         self._grouped.tokens = tokens = _Order(groups, counts, num)
         self._grouped.rows = _Order(groups, rows, num)
