@@ -60,13 +60,14 @@ class Adapters(Protocol):
 
 
 class Encoder(Protocol):
-    """Encodes the media of prompts."""
+    """Encodes the media of prompts, and knows other inputs besides token ids."""
 
     def put(
         self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
     ) -> dict[str, ItemResult]:
-        """Write the embeddings of this step's placeholders into the batch. Returns request id ->
-        error for the requests whose media failed; the others go on."""
+        """Write the embeddings of this step's placeholders into the batch, and what else its
+        requests bring besides token ids. Returns request id -> error for the requests whose media
+        failed; the others go on."""
 
     def check(self, media: Media, rid: str, failed: dict[str, ItemResult]) -> None:
         """Encode one media, and note an error likewise."""

@@ -27,7 +27,6 @@ from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
-from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.interfaces import (
@@ -303,7 +302,7 @@ class Runner:
         if self.end is not None or step.more_N is not None:
             step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
-        add_optional_inputs(step.plan, self.tables, batch)
+        batch.feature_data = step.plan.feature_data
         if self.media is not None:
             step.failed = self.media.put(step.plan, self.tables, batch)
         if states is not None:
