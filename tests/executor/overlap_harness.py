@@ -18,9 +18,11 @@ from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
+from radixlm.models.pooler import Pooler
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
@@ -223,6 +225,7 @@ class OverlapHarness:
                 tables,
                 sampling,
                 device=self.device,
+                outputs=HiddenReader(self.model, tables, Pooler()),
                 end=end,
             ),
             runner_options,

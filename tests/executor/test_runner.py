@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.executor import results as results_module
 from radixlm.executor.runner import Runner
+from radixlm.hidden_outputs import reader as reader_module
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
@@ -128,7 +128,7 @@ def _joined(parts: list[Logprobs | None]) -> Logprobs:
 def test_prompt_logprobs_do_not_depend_on_chunks(
     monkeypatch: pytest.MonkeyPatch, prompt_from: int, cuts: tuple[int, ...], rows: int
 ) -> None:
-    monkeypatch.setattr(results_module, "PROMPT_ROWS", rows)
+    monkeypatch.setattr(reader_module, "PROMPT_ROWS", rows)
     runner, _ = make_runner()
     prompt = [3, 9, 4, 4, 15, 0, 7]
     need = LogprobParams(prompt_from, top=2, token_ids=(1, 8))
@@ -182,10 +182,10 @@ def test_an_aborted_pooling_request_leaves_no_state() -> None:
     prompt = [3, 9, 4]
     item = _chunk(0, prompt, 0, 2, pooling=PoolingParams(), emit=False)
     (got,) = _step(runner, item, admissions=(_admission(0, prompt),), pages=(_pages(0),))
-    assert got.pooled is None and runner.pooler.num_kept == 1
+    assert got.pooled is None and runner.outputs.pooler.num_kept == 1
     other = _chunk(1, [5], 0, 1)
     _step(runner, other, releases=(0,), admissions=(_admission(1, [5]),), pages=(_pages(1),))
-    assert not runner.pooler.num_kept
+    assert not runner.outputs.pooler.num_kept
 
 
 def test_a_pooling_request_gets_a_vector_and_no_token() -> None:

@@ -9,6 +9,8 @@ from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
+from radixlm.self_check.kv_cache import find_violations, repair
+
 
 def prompts(seed: int, count: int, most: int = 40) -> dict[str, list[int]]:
     """Some of which share prefixes."""
@@ -132,9 +134,9 @@ def test_figures_are_of_all_groups_and_a_leak_is_mended() -> None:
     assert load.num_used_tokens == 0
     leaked = manager.parts[1].pages.alloc(3)
     assert leaked is not None and manager.parts[1].slots.alloc() == bench.executor.per_group
-    assert len(manager.find_violations([])) == 2
-    manager.repair([])
-    assert manager.find_violations([]) == []
+    assert len(find_violations(manager)) == 2
+    repair(manager)
+    assert find_violations(manager) == []
     assert manager.parts[1].slots.num_free == bench.executor.per_group
 
 

@@ -32,6 +32,7 @@ from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.lora.table import AdapterTable
 from radixlm.media.encoder_cache import EncoderCache
@@ -129,14 +130,15 @@ def make_runner(
     drafter = _drafter(
         parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
     )
+    runs = parts.dump or parts.steps or model
     runner_parts = RunnerParts(
-        parts.dump or parts.steps or model,
+        runs,
         parts.attn,
         tables,
         sampling,
         device,
         parts.processors,
-        _pooler(model, parts.media),
+        HiddenReader(runs, tables, _pooler(model, parts.media)),
         parts.media,
         pools.states,
         parts.adapters,

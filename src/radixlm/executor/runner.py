@@ -39,14 +39,7 @@ from radixlm.executor.interfaces import (
     Model,
     StepEnd,
 )
-from radixlm.executor.results import (
-    Pooler,
-    ResultReader,
-    StepHandle,
-    logprob_request,
-    needs_hidden,
-    reads_head,
-)
+from radixlm.executor.results import HiddenOutputs, ResultReader, StepHandle, logprob_request
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import StepPacker
 from radixlm.pools.state import StatePool
@@ -79,7 +72,7 @@ class RunnerParts(Record):
     sampling: SamplingTable
     device: Device = field(default_factory=CpuDevice)
     processors: LogitProcessors = field(default_factory=LogitProcessors)
-    pooler: Pooler | None = None
+    outputs: HiddenOutputs = field(default_factory=HiddenOutputs)
     media: Encoder | None = None
     states: StatePool | None = None
     adapters: Adapters | None = None
@@ -124,8 +117,8 @@ class Runner:
     def __init__(self, parts: RunnerParts, options: RunnerOptions) -> None:
         self.model, self.attn, self.tables = parts.model, parts.attn, parts.tables
         self.device, self.states, self.media = parts.device, parts.states, parts.media
-        self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
-        self.options, self._commands = options, parts.commands
+        self.sampling, self.processors = parts.sampling, parts.processors
+        self.options, self._commands, self.outputs = options, parts.commands, parts.outputs
         self.adapters, self._choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
@@ -143,7 +136,7 @@ class Runner:
         num_results = 2 * max_rows + num_slots * (2 + num_proposed)
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
-        self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
+        self._reader = ResultReader(self.sampling, self.outputs)
         self.recorded = Graphs()
         self._fused = fused_sampler(self.device.where)
         self.end = parts.end
@@ -176,7 +169,7 @@ class Runner:
         if more_N is not None:
             items = items.first_tokens()
             plan = replace(plan, items=items)
-        need_hidden = needs_hidden(items)
+        need_hidden = self.outputs.are_wanted(items)
         need_hidden |= self._choices is not None and self._choices.needs_all_tokens
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
@@ -212,13 +205,13 @@ class Runner:
         is to be called when it does."""
         step = self.forward(plan)
         if self.followers is None:
-            self._reader.follow(step)
-        elif reads_head(step):
+            self.outputs.follow(step)
+        elif self.outputs.num_head_runs(step.items):
             self._unread.append(step)
 
     def follow_read(self) -> None:
-        """What ``read`` computes of the first step with ``reads_head`` that was not read."""
-        self._reader.follow(self._unread.popleft())
+        """What ``read`` computes of the first step that runs the head and was not read."""
+        self.outputs.follow(self._unread.popleft())
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
@@ -232,8 +225,8 @@ class Runner:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:
             state = self.tables.states[slot]
-            if state is not None and self.pooler is not None:
-                self.pooler.forget(state.rid)
+            if state is not None:
+                self.outputs.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
             if self.end is not None:

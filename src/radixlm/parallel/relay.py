@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from radixlm.base.errors import RadixError, RankLost
-from radixlm.executor.results import StepHandle, reads_head
+from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner
 from radixlm.parallel.plan_codec import PlanEncoder
 from radixlm.step.masks import Masks
@@ -105,7 +105,7 @@ class Relay:
 
     def read(self, step: StepHandle) -> StepResult:
         # the log-probabilities of prompts run the head, of which each rank may hold a part
-        if self.runner.followers is not None and reads_head(step):
+        if self.runner.followers is not None and self.runner.outputs.num_head_runs(step.items):
             self._followers.tell(READ)
         with _together():
             return self.runner.read(step)
