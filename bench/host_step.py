@@ -22,6 +22,8 @@ from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -198,7 +200,7 @@ def _runner(limits: Limits) -> Runner:
 def _features() -> Hooks:
     """The features that every server has."""
     grammar = GrammarFeature(GrammarConfig(), _no_tokenizer, VOCAB, (0,), overlaps=False)
-    return Hooks((grammar, InflightLog()))
+    return Hooks((grammar, InflightLog(), LogprobBudget(), OutputBuffer()))
 
 
 def _no_tokenizer() -> Tokenizer:

@@ -18,6 +18,8 @@ from radixlm.cuda_graphs.recorded import RecordedSteps
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
@@ -239,7 +241,7 @@ class OverlapHarness:
             recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
-        hooks = Hooks((Countdown(),))
+        hooks = Hooks((Countdown(), LogprobBudget(), OutputBuffer()))
         drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.scheduler = Scheduler(

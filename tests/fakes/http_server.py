@@ -25,6 +25,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
+from radixlm.hidden_outputs.buffer import OutputBuffer
 from radixlm.intake.facts import IntakeFacts
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
@@ -167,7 +168,7 @@ class FakeEngine:
             self.executor,
             self.theirs,
             self.kv_manager,
-            Hooks(()),
+            Hooks((OutputBuffer(),)),
             recorder=StepRecorder(ring),
             commands=(WeightCommands, TreeView, SelfCheck),
         )

@@ -6,8 +6,11 @@ import random
 from typing import Any
 
 from radixlm.base.record import replace
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
+from radixlm.media.encoder_budget import EncoderBudget
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
@@ -103,7 +106,10 @@ class SchedulerHarness:
             ranges = [SlotAllocator(each, group * each) for group in range(groups)]
             self.kv_manager = GroupedKVCacheManager([make_manager(one) for one in ranges])
             self.executor = GroupedExecutor([make_executor() for _ in ranges], each)
-        hooks, self.drafts = Hooks(features), drafts
+        self.encoder_budget = EncoderBudget(self.limits.step_tokens)
+        self.outputs, self.drafts = OutputBuffer(), drafts
+        budgets = LogprobBudget(self.limits.chunked), self.encoder_budget
+        hooks = Hooks((*features, *budgets, self.outputs))
         drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0

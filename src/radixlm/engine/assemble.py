@@ -342,7 +342,8 @@ def assemble(
         policy = write_policy(config.memory, pages.options.page_size)
         secret = store_secret(config)
         arrivals = PageArrivals(pages.manifest.digest, pages.options, policy, secret)
-    features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    own = make_features(config, info, limits, engine.loader)
+    features = [*own, processors, events, *extra_features]
     features += make_cost(config, info.decoder, engine.parts, engine.facts["weight_bytes"])
     if engine.packed.writer is not None:
         features.append(engine.packed)
@@ -359,9 +360,9 @@ def assemble(
                 feature.bind(ports)
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
-        own = replace(limits, weights_version=engine.updater.namespace)
+        versioned = replace(limits, weights_version=engine.updater.namespace)
         return Scheduler(
-            own,
+            versioned,
             executor,
             channel,
             kv_manager,

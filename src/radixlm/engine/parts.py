@@ -32,9 +32,12 @@ from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.lora.table import AdapterTable
+from radixlm.media.encoder_budget import EncoderBudget
 from radixlm.media.encoder_cache import EncoderCache
 from radixlm.media.image_vectors import ImageVectors, VectorPooler
 from radixlm.memory.pages import PageAllocator
@@ -279,13 +282,14 @@ def _make_prefix_cache(
 
 
 def make_features(
-    config: ServerConfig, info: ModelInfo, loader: AdapterLoader | None
+    config: ServerConfig, info: ModelInfo, limits: Limits, loader: AdapterLoader | None
 ) -> tuple[Feature, ...]:
     """The features, in the order in which their hooks are called."""
+    outputs = LogprobBudget(limits.chunked), EncoderBudget(limits.step_tokens), OutputBuffer()
     lora = LoraFeature(loader, config.adapters.max_loras_per_batch)
     grammar = _make_grammar(config, info)
     rules = TokenRules(info.decoder.vocab)
-    return (lora, grammar, rules) if grammar is not None else (lora, rules)
+    return (lora, *([grammar] if grammar is not None else []), rules, *outputs)
 
 
 def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:

@@ -340,7 +340,6 @@ class Scheduler:
         """All of its tokens will be computed again, by the weights that are served now."""
         if self.recorder is not None:
             self.recorder.retracted(request)
-        self.committer.drop_prompt_outputs(request)
         version = self.limits.weights_version
         if request.namespace.weights_version != version:
             request.namespace = replace(request.namespace, weights_version=version)

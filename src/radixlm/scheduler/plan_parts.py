@@ -106,22 +106,6 @@ def allocate_beyond(
             lens[i] = num_left if has_room else 0
 
 
-def outside_of_spans(request: Request, end: int) -> int:
-    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
-    each other. A span is computed in one step, even if it is larger than the step's budget.
-
-    A span that ignores windows has a step of its own, so that no later token of its sequence needs
-    the window in the same step."""
-    for media in request.wire.media:
-        for start, count in media.bidirectional_spans:
-            is_inside = start < end < start + count
-            if is_inside and start > request.num_computed:
-                return start
-            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
-                return start + count
-    return end
-
-
 def common_prefix(a: Int32Array, b: Int32Array) -> int:
     """Length of the common prefix of two arrays of token ids."""
     n = min(len(a), len(b))

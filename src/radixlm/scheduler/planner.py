@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from radixlm.base.errors import RadixError
 from radixlm.scheduler.continuous_decoding import ContinuousDecoding
 from radixlm.scheduler.drafting import Drafting
-from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.scheduler.logprob_budget import LogprobBudget
 from radixlm.scheduler.pacing import LEAST, ChunkPacer, even_chunk
 from radixlm.scheduler.plan_parts import (
     common_prefix,
     make_admission,
     make_chunk,
     make_decode_batch,
-    outside_of_spans,
 )
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
@@ -63,8 +60,6 @@ class Planner:
         self.on_start: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
-        self._logprobs = LogprobBudget()
-        self._encoder = EncoderBudget(limits.step_tokens)
         self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
         self.continuous = ContinuousDecoding(limits, kv_manager)
         self._num_unseen = 0  # tokens in turn until the next look at the queue
@@ -86,8 +81,7 @@ class Planner:
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
         self._room, self._is_paced = self._max_items, False
-        self._encoder.start_step()
-        self._logprobs.start_step()
+        self.hooks.begin_step()
         self._slide_windows()
         self._preempt()
         prefilling = self._prefilling_requests()
@@ -335,17 +329,10 @@ class Planner:
             if not self._is_paced:
                 whole = self.limits.step_tokens
                 most = even_chunk(request.num_computed, whole, self.limits.attention_length)
-            fits = max(min(left, LEAST), left * most // whole)
-            count = min(fits, count, self._logprobs.limit(request))
-        if not count:
-            return 0
-        end = request.num_computed + count
-        if request.wire.media:
-            end = self._encoder.limit_chunk(request, outside_of_spans(request, end))
-            count = end - request.num_computed
-            if not count:
-                return 0
-        if not self.kv_manager.allocate(request, end):
+            count = min(count, max(min(left, LEAST), left * most // whole))
+        end = self.hooks.limit_chunk(request, request.num_computed + count)
+        count = end - request.num_computed
+        if not count or not self.kv_manager.allocate(request, end):
             return 0
         prefills.append(make_chunk(request, end))
         request.inflight += 1  # from now on the request is not retracted

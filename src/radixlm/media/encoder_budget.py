@@ -4,28 +4,35 @@ The multimodal encoder runs over a whole image, video or audio clip when a chunk
 of its placeholder tokens, even if the chunk holds few of them.
 """
 
+from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.wire.media import Media
 
 
-class EncoderBudget:
-    """The budget of one step; ``start_step`` restores it for the next."""
+class EncoderBudget(Feature):
+    """The budget of one step, in tokens."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = self._left = num_tokens
         self._started: set[bytes] = set()  # digests of the media that this step encodes
 
-    def start_step(self) -> None:
+    def begin_step(self) -> None:
         """Restore the whole budget."""
         self._left = self._num_tokens
         self._started.clear()
 
     def limit_chunk(self, request: Request, end: int) -> int:
-        """Where a chunk of ``request`` that was to end at ``end`` must end: before the media that
-        exceed the budget, and before the bidirectional span that they are in.
+        """Where a chunk of ``request`` that was to end at ``end`` must end: not inside a span of
+        tokens that attend to each other, and before the media that exceed the budget, with the
+        whole span that they are in.
 
         The first media of a step may exceed the budget, and so may all media of a span that this
         step begins with: they would never run otherwise."""
+        if not request.wire.media:
+            return end
+        return self._limit_media(request, outside_of_spans(request, end))
+
+    def _limit_media(self, request: Request, end: int) -> int:
         left, started = self._left, set(self._started)
         for media in request.wire.media:
             first = _first_uncached(media, request.num_cached)
@@ -34,13 +41,29 @@ class EncoderBudget:
             if media.num_placeholders > left and started:
                 cut = span_start(request, first)
                 if cut > request.num_computed:
-                    return self.limit_chunk(request, cut)
+                    return self._limit_media(request, cut)
                 if self._started:  # by other requests: the span waits for the next step
                     return request.num_computed
             left -= media.num_placeholders
             started.add(media.digest)
         self._left, self._started = left, started
         return end
+
+
+def outside_of_spans(request: Request, end: int) -> int:
+    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
+    each other. A span is computed in one step, even if it is larger than the step's budget.
+
+    A span that ignores windows has a step of its own, so that no later token of its sequence needs
+    the window in the same step."""
+    for media in request.wire.media:
+        for start, count in media.bidirectional_spans:
+            is_inside = start < end < start + count
+            if is_inside and start > request.num_computed:
+                return start
+            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
+                return start + count
+    return end
 
 
 def span_start(request: Request, position: int) -> int:
