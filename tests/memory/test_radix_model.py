@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixlm.memory.pages import CACHED, PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.self_check.audit import audit
+from radixlm.tiers.ahead import next_evicted
 
 NUM_PAGES = 40
 
@@ -169,7 +170,7 @@ class RadixMachine(RuleBasedStateMachine):
     def evict(self, num_pages):
         num_evictable = self.cache.num_evictable
         free = set(self.pool.pages_in(0).tolist())
-        prefixes = self.cache.next_evicted(num_pages)
+        prefixes = next_evicted(self.cache, num_pages)
         for prefix in prefixes:
             path = self.model.prefixes(prefix.ids.tolist(), prefix.namespace)
             assert [self.model.entries[p].page for p in path] == prefix.pages.tolist()

@@ -19,6 +19,7 @@ from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.tiers.ahead import mark_kept, next_evicted
 from radixlm.tiers.base import Command, Done, Put
 from radixlm.tiers.keys import NO_KEY, page_keys
 from radixlm.wire.transfer import Hint
@@ -126,7 +127,7 @@ class PagePuts:
         self._bytes -= num_bytes
         if done.job in self._ahead:
             self._ahead.remove(done.job)
-            self._cache.mark_kept(handle)
+            mark_kept(self._cache, handle)
         self._kv.reservations.unpin(handle)
         self._counts["kept_tokens"] += done.num_pages * self._size
         return True
@@ -147,7 +148,7 @@ class PagePuts:
         if kv.window is not None:
             pages = kv.window.pages
             num_window = int(AHEAD_SHARE * pages.num_total) - pages.num_free
-        for prefix in self._cache.next_evicted(num_full, num_window):
+        for prefix in next_evicted(self._cache, num_full, num_window):
             assert isinstance(prefix.namespace, CacheNamespace)
             keys = page_keys(prefix.ids, self._size, self._seed_of(prefix.namespace))
             put = self.make(keys, prefix.ids, prefix.num_kept, prefix.pages, prefix.window_pages)

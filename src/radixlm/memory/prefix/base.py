@@ -35,18 +35,6 @@ class Match(Record):
     window_pages: PageIds | None = None
 
 
-class Prefix(Record):
-    """A cached prefix with what it is of. ``ids``: int32, of its whole ``pages``; the first
-    ``num_kept`` of them are in a tier, too."""
-
-    handle: Handle
-    namespace: Hashable
-    ids: TokenIds
-    pages: PageIds
-    num_kept: int
-    window_pages: PageIds | None = None
-
-
 class Tail(Record):
     """A cached page whose first ``num_tokens`` tokens, fewer than a page, follow a prefix.
 
@@ -93,27 +81,6 @@ class CacheEvents(Protocol):
 
     def on_reset(self) -> None:
         """Nothing is cached any more."""
-
-
-class BothEvents:
-    """Two that are told of the same cache."""
-
-    def __init__(self, first: CacheEvents, second: CacheEvents) -> None:
-        self._two = first, second
-
-    def on_store(
-        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, namespace: Hashable
-    ) -> None:
-        for one in self._two:
-            one.on_store(pages, token_ids, parent_page, namespace)
-
-    def on_remove(self, pages: PageIds) -> None:
-        for one in self._two:
-            one.on_remove(pages)
-
-    def on_reset(self) -> None:
-        for one in self._two:
-            one.on_reset()
 
 
 class PrefixCache:

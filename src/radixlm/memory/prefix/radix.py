@@ -15,13 +15,11 @@ from numpy.typing import ArrayLike
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
-from radixlm.memory.prefix.ahead import next_evicted
 from radixlm.memory.prefix.base import (
     CacheEvents,
     Handle,
     InsertResult,
     Match,
-    Prefix,
     PrefixCache,
     Tail,
     TokenIds,
@@ -212,7 +210,7 @@ class RadixCache(PrefixCache):
             self.window.put(node, np.array([window_page], np.int32))
         self.total_pages += 1
         if self.events is not None:
-            self.events.on_store(pages, ids, _last_page(parent), namespace)
+            self.events.on_store(pages, ids, parent.last_page, namespace)
         return True
 
     def evict(self, num_pages: int) -> int:
@@ -232,17 +230,6 @@ class RadixCache(PrefixCache):
         self._give_back(freed)
         self.num_evicted += num_freed
         return num_freed
-
-    def next_evicted(self, num_pages: int, num_window: int = 0) -> list[Prefix]:
-        """The prefixes that ``evict`` and ``evict_window`` would take so many pages of, but those
-        that ``mark_kept`` was told of; changes nothing."""
-        return next_evicted(self.tree, self.queue, self.window, num_pages, num_window)
-
-    def mark_kept(self, handle: Handle) -> None:
-        """A tier has the prefix, too."""
-        nodes = [_alive(handle)] if self.window is not None else _alive(handle).path()
-        for node in nodes:
-            node.is_kept = True
 
     def evict_window(self, num_pages: int) -> int:
         """Frees at least ``num_pages`` window pages, or all that are unlocked; returns how many.
@@ -277,27 +264,6 @@ class RadixCache(PrefixCache):
         if self.events is not None:
             self.events.on_reset()
 
-    def restore(
-        self,
-        parent: Node,
-        ids: TokenIds,
-        pages: PageIds,
-        window_pages: PageIds | None,
-        namespace: Hashable,
-    ) -> Node | None:
-        """A new leaf below ``parent`` of held pages that hold ``ids`` since before a restart; None
-        if one starts with the same page. A tombstone without ``window_pages``; see ``prune``."""
-        head = ids[: self.page_size].tobytes()
-        if (head if parent.parent is not None else (namespace, head)) in parent.children:
-            return None
-        self.allocator.adopt(pages)
-        node = self.tree.attach(parent, ids, pages, namespace)
-        self.queue.push(node)
-        self.total_pages += len(pages)
-        if self.window is not None and window_pages is not None:
-            self.window.put(node, window_pages)
-        return node
-
     def prune(self) -> None:
         """Free leaves that are tombstones, at which no prefix can end."""
         if self.window is None:
@@ -308,18 +274,6 @@ class RadixCache(PrefixCache):
                 self.queue.discard(node)
                 self._remove(node, freed)
         self._give_back(freed)
-
-    def describe(self, events: CacheEvents) -> None:
-        """Tell ``events`` of all that is cached, prefixes before what follows them."""
-        events.on_reset()
-        namespaces: dict[Node, Hashable] = {}
-        for node in self.tree.nodes():
-            edge, parent = node.edge, node.parent
-            assert parent is not None
-            namespaces[node] = edge[0] if isinstance(edge, tuple) else namespaces[parent]
-            if not self.tree.is_tail(node):
-                ids = np.frombuffer(node.tokens, np.int32)
-                events.on_store(page_ids(node.pages), ids, _last_page(parent), namespaces[node])
 
     def _walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The steps along ``ids`` that a match may take."""
@@ -380,7 +334,7 @@ class RadixCache(PrefixCache):
             self.events.on_store(
                 pages[start_page:],
                 ids[start_page * self.page_size :],
-                _last_page(parent),
+                parent.last_page,
                 namespace,
             )
         return node
@@ -425,11 +379,6 @@ class RadixCache(PrefixCache):
 def _as_int32(values: ArrayLike) -> PageIds:
     """A contiguous int32 array, the caller's own where it is one."""
     return np.ascontiguousarray(values, np.int32)
-
-
-def _last_page(node: Node) -> int | None:
-    """The last page of the prefix that ends at ``node``; None at the root."""
-    return int(page_ids(node.pages)[-1]) if node.parent is not None else None
 
 
 def _alive(handle: Handle) -> Node:

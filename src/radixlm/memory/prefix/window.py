@@ -196,10 +196,6 @@ class WindowGroup:
                 self.num_locked -= part.num_pages
                 self.queue.push(part)
 
-    def first(self, count: int) -> list[Node]:
-        """The next nodes to lose their window pages, up to ``count``; changes nothing."""
-        return self.queue.first(count)
-
     def pop(self) -> Node | None:
         """The next node to lose its window pages, or None."""
         while (node := self.queue.pop()) is not None:

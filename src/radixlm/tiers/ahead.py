@@ -1,32 +1,52 @@
 """What the tree forgets next: prefixes that are worth a copy elsewhere before their pages go."""
 
+from collections.abc import Hashable
 from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
-from radixlm.memory.prefix.base import Prefix
-from radixlm.memory.prefix.evict import EvictionQueue
+from radixlm.base.record import Record
+from radixlm.memory.pages import PageIds
+from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.node import Node, join
-from radixlm.memory.prefix.tree import Tree
+from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup
 
 _MAX_NODES: Final = 256
 
 
-def next_evicted(
-    tree: Tree, queue: EvictionQueue, window: WindowGroup | None, num_pages: int, num_window: int
-) -> list[Prefix]:
-    """Prefixes that are not kept and end at the nodes that go first when ``num_pages`` full pages
-    are needed, or ``num_window`` of the window; changes nothing."""
-    leaves = [n for n in queue.first(_MAX_NODES) if not n.num_locks and not n.children]
+class Prefix(Record):
+    """A cached prefix with what it is of. ``ids``: int32, of its whole ``pages``; the first
+    ``num_kept`` of them are in a tier, too."""
+
+    handle: Handle
+    namespace: Hashable
+    ids: TokenIds
+    pages: PageIds
+    num_kept: int
+    window_pages: PageIds | None = None
+
+
+def next_evicted(cache: RadixCache, num_pages: int, num_window: int = 0) -> list[Prefix]:
+    """The prefixes that ``evict`` and ``evict_window`` would take so many pages of, but those that
+    ``mark_kept`` was told of; changes nothing."""
+    tree, window = cache.tree, cache.window
+    leaves = [n for n in cache.queue.first(_MAX_NODES) if not n.num_locks and not n.children]
     nodes = _enough(leaves, num_pages)
     if window is not None:
-        live = [node for node in window.first(_MAX_NODES) if not node.num_window_locks]
+        live = [node for node in window.queue.first(_MAX_NODES) if not node.num_window_locks]
         nodes += _enough(live, num_window)
     # a tail has no key: it is kept with the page that it becomes
     ends = dict.fromkeys(node.parent if tree.is_tail(node) else node for node in nodes)
     return [_prefix(node, window) for node in ends if node is not None and _is_due(node, window)]
+
+
+def mark_kept(cache: RadixCache, handle: Handle) -> None:
+    """A tier has the prefix, too, which is locked."""
+    assert isinstance(handle, Node)
+    for node in [handle] if cache.window is not None else handle.path():
+        node.is_kept = True
 
 
 def _enough(nodes: list[Node], num_pages: int) -> list[Node]:
