@@ -9,6 +9,7 @@ from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
+from radixlm.engine.features.arrival_groups import pages_of_prompts
 from radixlm.self_check.kv_cache import find_violations, repair
 
 
@@ -145,4 +146,4 @@ def test_pages_for_prompts_are_kept_in_their_own_group() -> None:
     bench.submit("a", list(range(1, 41)), 2)
     bench.tick()
     parts = bench.kv_manager.parts
-    assert [part.pages_of_prompts() for part in parts] == [9, 0]
+    assert [pages_of_prompts(part) for part in parts] == [9, 0]

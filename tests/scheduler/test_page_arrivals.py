@@ -463,17 +463,17 @@ def test_write_back_copies_what_would_be_evicted_next() -> None:
 
 def test_the_check_knows_pages_on_their_way() -> None:
     bench = Bench([DictTier()], random.Random(0))
-    kv_manager = bench.kv_manager
-    reserved = kv_manager.reservations.reserve(3)
+    kv_manager, reservations = bench.kv_manager, bench.arrivals._groups[0].reservations
+    reserved = reservations.reserve(3)
     assert reserved is not None and find_violations(kv_manager) == []
-    assert kv_manager.reservations.reserve(99) is None
-    kv_manager.reservations.reserved.popitem()
+    assert reservations.reserve(99) is None
+    reservations.reserved.popitem()
     (violation,) = find_violations(kv_manager)
     assert violation.startswith("full: the allocator has 3 pages held by requests, 2 are: 1 leaked")
     repair(kv_manager)
     assert find_violations(kv_manager) == []
     with pytest.raises(InvariantError, match="is not reserved"):
-        kv_manager.reservations.release(reserved[0])
+        reservations.release(reserved[0])
 
 
 def test_pages_that_wait_for_drafts_are_free_after_a_retraction() -> None:

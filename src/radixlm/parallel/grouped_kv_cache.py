@@ -114,7 +114,7 @@ class GroupedKVCacheManager(KVCacheManager):
         chosen = self._parts[request.group] if request.group >= 0 else None
 
         def key(part: KVCacheManager) -> tuple[bool, tuple[int, int, int]]:
-            return part is chosen, part.worth(ids, request.namespace)
+            return part is chosen, _worth(part, ids, request.namespace)
 
         parts = sorted(self._parts, key=key, reverse=True)
         return any(part.admit(request, spare) for part in parts)
@@ -143,3 +143,11 @@ class GroupedKVCacheManager(KVCacheManager):
 
     def free(self, request: Request) -> None:
         self._of(request).free(request)
+
+
+def _worth(part: KVCacheManager, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
+    """A request goes to the group of the largest. A hit counts like as many free pages: else all
+    requests of one system prompt would go to one group until it is full. Of equal ones the group
+    with more empty pages has the least to evict."""
+    hit = part.prefix_cache.peek(ids, namespace) // part.page_size
+    return hit + part.num_available, part.slots.num_free, part.pages.num_free

@@ -32,7 +32,7 @@ class _Order:
     """Where the rows of a step lie when the groups' rows follow each other. ``counts``: of each
     group; ``places``: of each row of the step."""
 
-    def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int64], num: int) -> None:
+    def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int32], num: int) -> None:
         groups = np.repeat(groups_N, rows_N)
         self.counts = tuple(np.bincount(groups, minlength=num).tolist())
         self._sorted = np.argsort(groups, kind="stable")
@@ -61,7 +61,7 @@ class GroupedModel:
 
     def __init__(self, model: DecoderModel, groups: AttentionGroups, vocab: int) -> None:
         self._model, self._groups, self.vocab = model, groups, vocab
-        self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+        self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int32), 1)
         self.rows_of_tokens = self.rows.places  # of the step
         self.lora: LoraRows | None = None  # of the step's tokens
         self.taps_TN: Tensor | None = None  # what the last step left for a drafter, of all groups

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from radixlm.base.record import Record, replace
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
-from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, TokenIds
-from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.draft_pages import DraftPages
@@ -63,14 +62,9 @@ class KVCacheManager:
         self.table = SlotTable(slots.num_total)
         self.requests: list[Request | None] = [None] * slots.num_total
         self.min_tail = min_tail
-        second = window.pages if window is not None else None
         self.changes = PageChanges(window is not None)
-        self.reservations = Reservations(pages, second, prefix_cache, self.changes)
-        has_states = window is not None and window.is_state
-        self.drafts = DraftPages(
-            (pages,) if second is None else (pages, second),
-            page_size, has_states, self.reservations, prefix_cache, self.changes,
-        )  # fmt: skip
+        self.reservations = Reservations()
+        self.drafts = DraftPages()
         # told of what ``insert`` has put into the prefix cache
         self.on_insert: Callable[[Request, InsertResult], None] | None = None
         self.num_hit_tokens = 0
@@ -110,7 +104,7 @@ class KVCacheManager:
     @property
     def num_available(self) -> int:
         """Pages that can be allocated, counting those that the prefix cache can evict."""
-        return self.reservations.num_available
+        return self.pages.num_free + self.reservations.num_spare + self.prefix_cache.num_evictable
 
     @property
     def num_total_tokens(self) -> int:
@@ -133,18 +127,12 @@ class KVCacheManager:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def pages_of_prompts(self) -> int:
-        """Pages that the prompts of running requests still need."""
-        table, slots = self.table, self.slots.used()
-        missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
-        return self.pages_for(int(missing.sum()))
-
-    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
-        """Where there are several attention groups, a request goes to the one of the largest. A hit
-        counts like as many free pages: else all requests of one system prompt would go to one group
-        until it is full. Of equal ones the group with more empty pages has the least to evict."""
-        hit = self.prefix_cache.peek(ids, namespace) // self.page_size
-        return hit + self.num_available, self.slots.num_free, self.pages.num_free
+    def make_room(self, num_pages: int) -> None:
+        """Have so many pages free, if that can be: spare ones go first."""
+        missing = num_pages - self.pages.num_free
+        missing -= self.reservations.free_spare(missing)
+        if missing > 0:
+            self.prefix_cache.evict(missing)
 
     def match_limit(self, request: Request) -> int:
         """How many leading tokens may come from the prefix cache. The last token must be computed,
@@ -291,7 +279,7 @@ class KVCacheManager:
         if need <= 0:
             return True
         if need > self.pages.num_free:
-            self.reservations.make_room(need)
+            self.make_room(need)
         rows = self._alloc(first, need, num_tokens)
         if rows is None:
             return False
@@ -316,7 +304,7 @@ class KVCacheManager:
             requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_computed + 1) for request in requests)
         if len(slots) > self.pages.num_free:
-            self.reservations.make_room(len(slots))
+            self.make_room(len(slots))
         pages = self.pages.alloc(len(slots))
         if pages is None:
             return False
@@ -354,12 +342,19 @@ class KVCacheManager:
             is_there = request.num_computed < end <= request.num_allocated
             if not is_there or request.window[column] != NULL_PAGE:
                 continue
-            page = self.drafts.allocate_state()
+            page = self.allocate_state()
             if page is None:
                 return False
             request.window[column] = page[0]
             self.changes.updates.append(PageUpdate(WINDOW, request.slot, column, page))
         return True
+
+    def allocate_state(self) -> Int32Array | None:
+        """A page for a state, if need be from the prefix cache's snapshots; None without one."""
+        assert self.window is not None
+        if not self.window.pages.num_free:
+            self.prefix_cache.evict_window(1)
+        return self.window.pages.alloc(1)
 
     def restore_state(self, request: Request, start: int) -> None:
         """Undo a step that has taken the state beyond the known tokens: ``start`` tokens count as
