@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
-        "continuation weight_updates self_check hidden_outputs".split()
+        "continuation weight_updates self_check hidden_outputs step_sizes".split()
     ),
     ("engine",),
     ("entrypoints",),

@@ -23,6 +23,8 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.self_check.kv_cache import SelfCheck, find_violations
+from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
+from radixlm.step_sizes.pacing import ChunkPacer
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
@@ -123,6 +125,8 @@ class SchedulerHarness:
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
             commands=(WeightCommands, TreeView, SelfCheck),
+            pacer=ChunkPacer(target_s) if (target_s := self.limits.target_itl_s) != 0 else None,
+            continuous=ContinuousDecoding(self.limits, self.kv_manager),
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}

@@ -88,6 +88,8 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.self_check.kv_cache import SelfCheck
+from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
+from radixlm.step_sizes.pacing import ChunkPacer
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
@@ -371,6 +373,8 @@ def assemble(
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
             commands=(WeightCommands, TreeView, SelfCheck),
+            pacer=ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None,
+            continuous=ContinuousDecoding(limits, kv_manager),
         )
 
     scheduler = make()

@@ -68,6 +68,7 @@ from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.speculative.device.parallel_drafter import ParallelDrafter
 from radixlm.speculative.device.reading_drafter import ReadingDrafter
 from radixlm.speculative.device.tail import DraftTail
+from radixlm.step_sizes.further_tokens import FurtherTokens
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -171,11 +172,14 @@ def make_runner(
     is_piped = pipeline is not None and pipeline.place.rank == 0
     groups = model.context.attention_groups if isinstance(model, DecoderModel) else None
     more: dict[str, Any] = {"last": pipeline} if is_piped else {}
-    if groups is None:
-        return (PipelinedRunner if is_piped else Runner)(runner_parts, options, **more)
-    kind = PipelinedGroupedRunner if is_piped else GroupedRunner
-    more |= {"model": model, "groups": groups}
-    return kind(runner_parts, options, slots_per_group=num_slots // groups.num_groups, **more)
+    kind: type[Runner] = PipelinedRunner if is_piped else Runner
+    if groups is not None:
+        kind = PipelinedGroupedRunner if is_piped else GroupedRunner
+        per_group = num_slots // groups.num_groups
+        more |= {"model": model, "groups": groups, "slots_per_group": per_group}
+    runner = kind(runner_parts, options, **more)
+    runner.further = FurtherTokens(runner)
+    return runner
 
 
 def _followers(device: Device, ranks: Ranks) -> Group | None:

@@ -4,9 +4,7 @@ step's buffer or is computed from it. The same code serves all devices.
 Legend: S sequences, T tokens, P pages, R rows of logits.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.executor import step_layout as layout
@@ -66,21 +64,6 @@ class BatchBuilder:
             max_kv_len=max_kv_len,
             is_decode=True,
         )
-
-    def stores(self, count: int, counts_S: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
-        """Where ``count`` sequences that decode store the tokens behind the first, if they get
-        ``counts_S`` tokens: int32 [P - 1, S] for each group, 0 behind their last."""
-        slots_S = self._buffer.field(layout.SLOT, count).long()
-        ahead_P1 = torch.arange(1, int(counts_S.max()))[:, None]
-        positions_PS = self._buffer.field(layout.START, count).long() + ahead_P1
-        is_void_PS = ahead_P1 >= torch.from_numpy(counts_S)
-        positions_PS.masked_fill_(is_void_PS, 0)
-        slots_T, size = slots_S.expand_as(positions_PS), self.page_size
-        found = []
-        for table in self._tables.device_pages:
-            store_PS = table[slots_T, positions_PS // size] * size + positions_PS % size
-            found.append(store_PS.masked_fill_(is_void_PS, 0).int().numpy())
-        return tuple(found[space] for space in self._spaces)
 
     def mixed(self, shape: StepShape) -> ForwardBatch:
         """Any step, of chunks and decodes, with or without drafts."""

@@ -6,7 +6,7 @@ Legend: T tokens of a step, R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,8 +15,9 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import Head, StepHandle
 from radixlm.executor.step_layout import StepPacker, StepShape
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.step.batch import AttentionRunner, Continuation, ForwardBatch
-from radixlm.step.plan import Items, PageCopy, StepPlan
+from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.masks import Follow
+from radixlm.step.plan import Int32Array, Items, PageCopy, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.media import Media
 
@@ -28,16 +29,6 @@ class Model(Head, Protocol):
     def step(
         self, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]: ...
-
-
-@runtime_checkable
-class ContinuingModel(Model, Protocol):
-    """A model that can sample by itself, and go on with what it has sampled."""
-
-    def go_on(
-        self, batch: ForwardBatch, logits_RV: Tensor, how: Continuation
-    ) -> tuple[Tensor, Tensor] | None:
-        """The tokens that follow a step and which rows are bad, [P, S]; None if it cannot."""
 
 
 class Attention(AttentionRunner, Protocol):
@@ -110,6 +101,15 @@ class StepEnd(Protocol):
 
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
+
+
+class FurtherTokens(Protocol):
+    """Samples the tokens of steps that go on by themselves (``Drafts.continues``)."""
+
+    def sample(
+        self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None, follow: Follow | None
+    ) -> None:
+        """Sample a token of each row, and up to ``more_N`` behind it; sets the step's result."""
 
 
 class GraphChoice(NamedTuple):

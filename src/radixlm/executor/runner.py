@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,9 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.interfaces import (
     Adapters,
     Attention,
-    ContinuingModel,
     Encoder,
     ExpertChoices,
+    FurtherTokens,
     Graphs,
     Model,
     StepEnd,
@@ -48,9 +48,9 @@ from radixlm.sampling.plain import SamplingParamTable, fused_sampler, sample_pla
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import Continuation, ForwardBatch
-from radixlm.step.masks import Follow, Masks
-from radixlm.step.plan import Admission, Int32Array, Items, PageCopy, StepPlan
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.masks import Masks
+from radixlm.step.plan import Admission, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.requests import THINKING_BUDGET
@@ -119,7 +119,7 @@ class Runner:
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors = parts.sampling, parts.processors
         self.options, self._commands, self.outputs = options, parts.commands, parts.outputs
-        self.adapters, self._choices = parts.adapters, parts.choices
+        self.adapters, self.choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
         self.draft_widths, self.followers = options.draft_widths, parts.followers
@@ -138,6 +138,7 @@ class Runner:
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.sampling, self.outputs)
         self.recorded = Graphs()
+        self.further: FurtherTokens | None = None
         self._fused = fused_sampler(self.device.where)
         self.end = parts.end
 
@@ -170,7 +171,7 @@ class Runner:
             items = items.first_tokens()
             plan = replace(plan, items=items)
         need_hidden = self.outputs.are_wanted(items)
-        need_hidden |= self._choices is not None and self._choices.needs_all_tokens
+        need_hidden |= self.choices is not None and self.choices.needs_all_tokens
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
@@ -215,7 +216,7 @@ class Runner:
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
-        return None if self._choices is None else self._choices.due_moves()
+        return None if self.choices is None else self.choices.due_moves()
 
     def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
         params = admission.reasoning_bound
@@ -301,7 +302,7 @@ class Runner:
         if states is not None:
             assert self.states is not None
             batch.states = self.states.begin(*states)
-        asked, whole = self._choices, self._whole_of(step)
+        asked, whole = self.choices, self._whole_of(step)
         if asked is not None and asked.are_wanted(whole.items):
             asked.begin()
         else:
@@ -366,10 +367,11 @@ class Runner:
             i.emit and i.logprobs is not None for i in items.prefills
         )
         if step.more_N is not None:
-            further = partial(self._sample_further, step, step.more_N, mask_RW, masks.follow)
+            assert self.further is not None, "a step that goes on by itself"
+            further = partial(self.further.sample, step, step.more_N, mask_RW, masks.follow)
             self.device.launch(further)
         elif self.device.is_synchronous or wants_logprobs or not shape.kinds.all_plain:
-            self.device.launch(partial(self._sample_any, step, mask_RW, wants_logprobs))
+            self.device.launch(partial(self.sample_any, step, mask_RW, wants_logprobs))
         else:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
         self._num_sampled_steps += 1
@@ -381,7 +383,7 @@ class Runner:
         step.token_copy.start(self.device, step.sampled, num_ints)
 
     @torch.inference_mode()
-    def _sample_any(self, step: StepHandle, mask_RW: Tensor | None, wants_logprobs: bool) -> None:
+    def sample_any(self, step: StepHandle, mask_RW: Tensor | None, wants_logprobs: bool) -> None:
         """Sample with the sampler, which does everything; logit processors wait for the device."""
         assert step.logits_RV is not None
         requests = None
@@ -397,60 +399,6 @@ class Runner:
         self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.accepted)
 
     @torch.inference_mode()
-    def _sample_further(
-        self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None, follow: Follow | None
-    ) -> None:
-        """Sample a token of each row, and go on with those that may have more if the model can."""
-        shape, counts_N, found = step.shape, more_N + 1, None
-        if shape.kinds.all_plain and (mask_RW is None or follow is not None):
-            found = self._go_on(step, counts_N, mask_RW, follow)
-        if found is None:
-            self._sample_any(step, mask_RW, False)
-            counts_N = np.ones_like(counts_N)
-        else:
-            tokens_PS, is_bad_PS = found
-            counts_N = np.minimum(counts_N, len(tokens_PS))
-            last_S = torch.from_numpy(counts_N - 1).long()
-            last_tokens_S = tokens_PS[last_S, torch.arange(len(last_S))]
-            self.tables.next_token[torch.from_numpy(shape.slots_R)] = last_tokens_S
-            is_kept_SP = torch.from_numpy(np.arange(len(tokens_PS)) < counts_N[:, None])
-            self._set_result(step, tokens_PS.T[is_kept_SP], is_bad_PS.T[is_kept_SP])
-        shape.slots_R = np.repeat(shape.slots_R, counts_N)
-        shape.first_A1, shape.num_decodes = np.append(0, np.cumsum(counts_N)), len(counts_N)
-        assert step.sampled_N is not None
-        step.sampled_N = torch.cat((step.sampled_N, torch.from_numpy(counts_N)))
-
-    @cached_property
-    def _continuing(self) -> ContinuingModel | None:
-        return self.model if isinstance(self.model, ContinuingModel) else None
-
-    def _go_on(
-        self,
-        step: StepHandle,
-        counts_N: Int32Array,
-        mask_RW: Tensor | None,
-        follow: Follow | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
-        by itself."""
-        slots_N = step.shape.slots_R
-        asked = self._choices is not None and self._choices.are_wanted(step.items)
-        if asked or self._continuing is None:
-            return None
-        assert step.batch is not None and step.logits_RV is not None
-        positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
-        rows, told = self.sampler.plain_rows(slots_N, positions_PN), None
-        if follow is not None:
-            shape = len(slots_N), -(-step.logits_RV.shape[1] // 32)
-            masks_NW = np.full(shape, -1, np.int32) if mask_RW is None else mask_RW.numpy()
-            masked = np.array(follow.rows)
-            rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
-            told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
-        stores = step.inputs.builder.stores(len(slots_N), counts_N)
-        how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
-        return self._continuing.go_on(step.batch, step.logits_RV, how)
-
-    @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
         """Sample rows without penalties, biases and processors; never waits for the device."""
         assert step.logits_RV is not None
@@ -464,7 +412,7 @@ class Runner:
                 logits_RV, params_PR, positions_R, mask_RW, self.tables.next_token, slots_R
             )
             if step.drafts is None:
-                self._set_result(step, tokens_R, is_bad_R)
+                self.set_result(step, tokens_R, is_bad_R)
             else:
                 self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
@@ -490,9 +438,9 @@ class Runner:
             refused = step.inputs.buffer.field(layout.COUNT, num) - counts_N[:num].int()
             self.tables.num_refused.index_copy_(0, slots_R[:num], refused)
         self.tables.next_token.index_copy_(0, slots_R, last_R)
-        self._set_result(step, tokens_R, is_bad_R)
+        self.set_result(step, tokens_R, is_bad_R)
 
-    def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+    def set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
         if self.options.detect_bad and is_bad_R is not None:

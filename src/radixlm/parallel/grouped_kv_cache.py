@@ -114,7 +114,7 @@ class GroupedKVCacheManager(KVCacheManager):
         chosen = self._parts[request.group] if request.group >= 0 else None
 
         def key(part: KVCacheManager) -> tuple[bool, tuple[int, int, int]]:
-            return part is chosen, _worth(part, ids, request.namespace)
+            return part is chosen, worth(part, ids, request.namespace)
 
         parts = sorted(self._parts, key=key, reverse=True)
         return any(part.admit(request, spare) for part in parts)
@@ -145,7 +145,7 @@ class GroupedKVCacheManager(KVCacheManager):
         self._of(request).free(request)
 
 
-def _worth(part: KVCacheManager, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
+def worth(part: KVCacheManager, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
     """A request goes to the group of the largest. A hit counts like as many free pages: else all
     requests of one system prompt would go to one group until it is full. Of equal ones the group
     with more empty pages has the least to evict."""

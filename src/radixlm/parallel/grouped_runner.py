@@ -146,8 +146,8 @@ class GroupedRunner(Runner):
         shape = self._own_inputs.fill(lambda packer, host: packer.pack(items, host))
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
         self._whole = step
-        if self._choices is not None:
-            self._choices.rows_T = self._grouped.tokens.run_as
+        if self.choices is not None:
+            self.choices.rows_T = self._grouped.tokens.run_as
         super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
         if self.states is not None and not len(own):
             self.states.zero_null_page()

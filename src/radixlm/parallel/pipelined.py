@@ -112,11 +112,11 @@ class PipelinedRunner(Runner):
         if step.batch is not None:
             step.batch.taps_TN = self._put(pending, TAPS)
         pending.take(pending.done)
-        if self._choices is not None and pending.chosen is not None:
+        if self.choices is not None and pending.chosen is not None:
             chosen, tokens = pending.chosen
             while (theirs := pending.take(CHOICES)) is not None:
                 chosen = [*chosen, *unpack_choices(theirs)]
-            self._choices.tell(step, chosen, lambda: tokens)
+            self.choices.tell(step, chosen, lambda: tokens)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)

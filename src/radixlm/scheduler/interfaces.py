@@ -1,16 +1,19 @@
-"""What watches a scheduler: ``live_feed`` has what implements it."""
+"""What a scheduler asks of features that have a place of their own in it: ``live_feed`` watches
+it, ``step_sizes`` says how much a step computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from radixlm.scheduler.commit import Committer
-from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Moment, PageCounts
+
+if TYPE_CHECKING:
+    from radixlm.scheduler.commit import Committer
+    from radixlm.scheduler.planner import Planner
 
 Launch = tuple[float, float, float, float]
 """Times of a step: planning begins, it is planned, the model is launched (0: unknown), that has
@@ -48,3 +51,31 @@ class StepRecorder(Protocol):
 
     def pages(self) -> PageCounts:
         """The pages of the KV cache now."""
+
+
+class ChunkPacer(Protocol):
+    """How many tokens of prompts a step computes beside requests that decode."""
+
+    @property
+    def is_for_readers(self) -> bool:
+        """Whether only streams need their tokens in time; else every request does."""
+
+    def tokens(self, num_decodes: int) -> int:
+        """Tokens of prompts that the next step may compute beside ``num_decodes`` requests."""
+
+    def observe(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
+        """A step has ended: of ``num_decodes`` requests and ``num_tokens`` tokens of prompts."""
+
+
+class ContinuousDecoding(Protocol):
+    """How many tokens the rows of a step decode in turn."""
+
+    def plan(self, batch: DecodeBatch) -> Drafts | None:
+        """Further tokens for the rows of the batch, whose next tokens count as computed; these then
+        count too. None: one pass."""
+
+    def observe(
+        self, items: Items, result: StepResult, seconds: float, model_s: float, sleep_s: float = 0.0
+    ) -> float:
+        """A step without prompts and drafts took so long, and the model's first pass ``model_s``.
+        Returns the seconds of a pass, of steps with as many passes as are planned."""

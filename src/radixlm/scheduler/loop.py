@@ -18,7 +18,7 @@ from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.interfaces import Launch, StepRecorder
+from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding, Launch, StepRecorder
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
@@ -78,6 +78,8 @@ class Scheduler:
         drafting: Drafting | None = None,
         recorder: StepRecorder | None = None,
         commands: Sequence[Callable[[ControlHandler], Commands]] = (),
+        pacer: ChunkPacer | None = None,
+        continuous: ContinuousDecoding | None = None,
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
@@ -88,6 +90,7 @@ class Scheduler:
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self._on_retract
         self.planner.on_slide = self._slide
+        self.planner.pacer, self.planner.continuous = pacer, continuous
         self.recorder = recorder
         if recorder is not None:
             recorder.follow(self.planner, self.committer, clock)
@@ -200,9 +203,9 @@ class Scheduler:
     def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         items = Items.of(plan.items)
         if not items.prefills and (items.drafts is None or items.drafts.continues):
-            seconds = self.planner.continuous.observe(
-                items, result, seconds, self._model_s, self.sleep_s
-            )
+            continuous = self.planner.continuous
+            if continuous is not None:
+                seconds = continuous.observe(items, result, seconds, self._model_s, self.sleep_s)
         if self.drafting is not None:
             self.drafting.observe_step(plan, seconds)
         if self.planner.pacer is not None:

@@ -1,5 +1,7 @@
 """What a plan is made of: rows that decode, chunks of prompts and admissions, from requests."""
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -9,6 +11,9 @@ from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.step.plan import Admission, DecodeBatch, Item
 from radixlm.wire.requests import NEVER
 from radixlm.wire.sampling_params import parallel_seed
+
+LEAST = 16  # tokens of a chunk: a prompt goes on, whatever else a step computes
+LEAST_EVEN = 64  # of one behind a context: fewer rows would read the weights too often
 
 
 def make_decode_batch(kv_manager: KVCacheManager, slots: Int64Array) -> DecodeBatch:
@@ -104,6 +109,16 @@ def allocate_beyond(
             num_left = min(count, max(0, request.num_allocated - start))
             has_room = kv_manager.allocate(request, start + num_left)
             lens[i] = num_left if has_room else 0
+
+
+def even_chunk(start: int, tokens: int, attention_length: float) -> int:
+    """How many tokens from position ``start`` take as long as ``tokens`` from position 0, where
+    ``attention_length`` tokens of context cost a token as much as the model's weights do."""
+    if not start or not attention_length:
+        return tokens
+    before = attention_length + start
+    count = math.sqrt(before**2 + tokens * (2 * attention_length + tokens)) - before
+    return min(tokens, max(LEAST_EVEN, int(count) // LEAST * LEAST))
 
 
 def common_prefix(a: Int32Array, b: Int32Array) -> int:

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError
-from radixlm.scheduler.continuous_decoding import ContinuousDecoding
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.scheduler.pacing import LEAST, ChunkPacer, even_chunk
 from radixlm.scheduler.plan_parts import (
+    LEAST,
     common_prefix,
+    even_chunk,
     make_admission,
     make_chunk,
     make_decode_batch,
@@ -60,8 +61,8 @@ class Planner:
         self.on_start: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
-        self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
-        self.continuous = ContinuousDecoding(limits, kv_manager)
+        self.pacer: ChunkPacer | None = None
+        self.continuous: ContinuousDecoding | None = None
         self._num_unseen = 0  # tokens in turn until the next look at the queue
         self._is_paced = False  # the step's tokens are counted by their measured time
         self._staged_tokens = 0  # of the prompts that pass the stages together
@@ -120,7 +121,8 @@ class Planner:
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
         num_passes = 1
-        if draft_lens is None and items.drafts is None and not items.prefills:
+        is_plain = draft_lens is None and items.drafts is None and not items.prefills
+        if is_plain and self.continuous is not None:
             items.drafts = self.continuous.plan(items.decodes)
             num_passes += int(items.drafts.lens.max()) if items.drafts is not None else 0
         self._num_unseen -= num_passes

@@ -31,6 +31,7 @@ from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
 from radixlm.engine.features.page_puts import WritePolicy, WriteThrough
 from radixlm.memory.prefix.base import Handle, InsertResult
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.parallel.grouped_kv_cache import worth
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
@@ -242,7 +243,7 @@ class PageArrivals(Feature):
         ids, keys = request.ids[:limit], state.keys[:num_pages]
         if len(groups) > 1:
             namespace = request.namespace
-            groups = sorted(groups, key=lambda one: one.kv.worth(ids, namespace), reverse=True)
+            groups = sorted(groups, key=lambda one: worth(one.kv, ids, namespace), reverse=True)
         there = [group.num_there(ids, keys, request.namespace) for group in groups]
         state.cached = max(there)
         state.group = groups[there.index(state.cached)]

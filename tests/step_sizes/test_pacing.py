@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from radixlm.scheduler import pacing
-from radixlm.scheduler.pacing import (
-    FIRST,
-    LEAST,
-    LEAST_EVEN,
-    TIMES,
-    UNNOTICED_S,
-    ChunkPacer,
-    even_chunk,
-)
-from radixlm.step.plan import Items
-from radixlm.wire.requests import AbortRequest
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
+
+from radixlm.scheduler.plan_parts import LEAST, LEAST_EVEN, even_chunk
+from radixlm.step.plan import Items
+from radixlm.step_sizes import pacing
+from radixlm.step_sizes.pacing import FIRST, TIMES, UNNOTICED_S, ChunkPacer
+from radixlm.wire.requests import AbortRequest
 
 BASE_S, EACH_S = 1e-3, 5e-6
 

@@ -1,20 +1,16 @@
-"""How many tokens of prompts a step computes.
+"""ChunkPacer: how many tokens of prompts a step computes while other requests decode.
 
-ChunkPacer: while other requests decode, so many that the step ends within the time between two
-tokens that they are to have: --target-itl-ms, or some times what they take without prompts.
-even_chunk: fewer behind a long context, so that no step takes longer than one at the start of a
-prompt.
+So many that the step ends within the time between two tokens that they are to have:
+--target-itl-ms, or some times what they take without prompts.
 
 A step takes ``base + rows * each`` seconds, a row being a token of a prompt or a decoding request
 beyond the first: the base is that of one request that decodes, and a token of a prompt takes longer
 the longer its context is, so that the newest steps count most.
 """
 
-import math
+from radixlm.scheduler.plan_parts import LEAST
 
 FIRST = 128  # tokens of prompts in a step while nothing is known
-LEAST = 16  # a prompt goes on, whatever the target
-LEAST_EVEN = 64  # fewer rows would read the weights too often
 TIMES = 5  # the time between two tokens without prompts that is kept beside them
 UNNOTICED_S = 0.05  # between two tokens; shorter times are no faster to a reader
 _NEW = 0.5  # weight of the newest step
@@ -68,13 +64,3 @@ class ChunkPacer:
 
 def _mean(old: float, new: float, weight: float = _NEW) -> float:
     return old + weight * (new - old)
-
-
-def even_chunk(start: int, tokens: int, attention_length: float) -> int:
-    """How many tokens from position ``start`` take as long as ``tokens`` from position 0, where
-    ``attention_length`` tokens of context cost a token as much as the model's weights do."""
-    if not start or not attention_length:
-        return tokens
-    before = attention_length + start
-    count = math.sqrt(before**2 + tokens * (2 * attention_length + tokens)) - before
-    return min(tokens, max(LEAST_EVEN, int(count) // LEAST * LEAST))
