@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from radixlm.admission_order.ordered_queue import OrderedQueue
+from radixlm.admission_order.preemption import PriorityPreemption
 from radixlm.base.record import replace
 from radixlm.hidden_outputs.buffer import OutputBuffer
 from radixlm.hidden_outputs.logprob_budget import LogprobBudget
@@ -127,7 +129,10 @@ class SchedulerHarness:
             commands=(WeightCommands, TreeView, SelfCheck),
             pacer=ChunkPacer(target_s) if (target_s := self.limits.target_itl_s) != 0 else None,
             continuous=ContinuousDecoding(self.limits, self.kv_manager),
+            queue=(queue := OrderedQueue(self.limits, self.kv_manager.prefix_cache)),
         )
+        planner = self.scheduler.planner
+        planner.preemption = PriorityPreemption(planner, queue)
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
         self.cached: dict[str, int] = {}

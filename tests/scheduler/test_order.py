@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
+from radixlm.admission_order.fair_share import FairShare
 from radixlm.scheduler.hooks import Feature
-from radixlm.scheduler.queue import FairShare
 from radixlm.scheduler.request import Request
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import AbortRequest, Control, LogprobParams

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from radixlm.admission_order.ordered_queue import OrderedQueue
+from radixlm.admission_order.preemption import PriorityPreemption
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.double_sparsity import load_sparsity
 from radixlm.attention.select import make_backend
@@ -363,7 +365,8 @@ def assemble(
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         versioned = replace(limits, weights_version=engine.updater.namespace)
-        return Scheduler(
+        queue = OrderedQueue(limits, kv_manager.prefix_cache)
+        made = Scheduler(
             versioned,
             executor,
             channel,
@@ -375,7 +378,10 @@ def assemble(
             commands=(WeightCommands, TreeView, SelfCheck),
             pacer=ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None,
             continuous=ContinuousDecoding(limits, kv_manager),
+            queue=queue,
         )
+        made.planner.preemption = PriorityPreemption(made.planner, queue)
+        return made
 
     scheduler = make()
     peers.agree(())  # all ranks are ready

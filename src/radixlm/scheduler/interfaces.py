@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
+from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Moment, PageCounts
 
@@ -79,3 +79,20 @@ class ContinuousDecoding(Protocol):
     ) -> float:
         """A step without prompts and drafts took so long, and the model's first pass ``model_s``.
         Returns the seconds of a pass, of steps with as many passes as are planned."""
+
+
+class Preemption(Protocol):
+    """Which running requests give way to waiting ones. ``blocked``: the one that found no room in
+    the last step."""
+
+    blocked: Request | None
+
+    def begin_step(self) -> None:
+        """Before the decodes are planned, since what is planned is in flight: retract a request,
+        or have the step leave it out (``Planner.held``)."""
+
+    def plan_turn(self, prefills: list[Item], now_s: float) -> bool:
+        """Start a request in a step of its own, if one is to be; whether it was."""
+
+    def sort(self, waiting: list[Request]) -> None:
+        """Put a request in front that got another's place."""

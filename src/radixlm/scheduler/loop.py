@@ -80,11 +80,12 @@ class Scheduler:
         commands: Sequence[Callable[[ControlHandler], Commands]] = (),
         pacer: ChunkPacer | None = None,
         continuous: ContinuousDecoding | None = None,
+        queue: WaitingQueue | None = None,
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
-        self.queue = WaitingQueue(limits, kv_manager.prefix_cache)
+        self.queue = queue if queue is not None else WaitingQueue()
         self.drafting = drafting
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
