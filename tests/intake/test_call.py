@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.call import STARTS_PER_TURN, Call, check_sequences, paced
+from radixlm.entrypoints.sequences import STARTS_PER_TURN, check_sequences, paced
+from radixlm.intake.call import Call
 
 
 async def _settled(turns: int = 50) -> None:

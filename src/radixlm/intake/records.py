@@ -153,18 +153,6 @@ class Output:
             self.routed_experts = (self.routed_experts or []) + later.routed_experts
 
 
-def likeliest(outputs: list[Output], count: int) -> list[Output]:
-    """The ``count`` outputs with the highest mean log-probability (``best_of``)."""
-    if len(outputs) <= count:
-        return outputs
-
-    def mean(output: Output) -> float:
-        values = [c[0] or 0.0 for c in (output.logprobs.chosen if output.logprobs else [])]
-        return sum(values) / max(len(values), 1)
-
-    return sorted(outputs, key=mean, reverse=True)[:count]
-
-
 def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:
     """The grammar that the sampling parameters name."""
     for kind in ("json_schema", "regex", "ebnf", "structural_tag"):

@@ -26,7 +26,7 @@ from radixlm.base.record import replace
 from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
-from radixlm.intake.interfaces import Adapters, Journal, Occupation, Share, Weights
+from radixlm.intake.interfaces import Adapters, Journal, Occupation, Outputs, Share, Weights
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import (
     GenerateRequest,
@@ -77,11 +77,12 @@ MAX_SWEEP_S = 2.0
 class TokenizerManager:
     """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id.
 
-    ``adapters``, ``weights`` and ``occupation`` are attached by ``engine/intake.py``."""
+    ``adapters``, ``weights``, ``occupation`` and ``outputs`` are attached by ``engine/intake.py``."""
 
     adapters: Adapters
     weights: Weights
     occupation: Occupation
+    outputs: Outputs
 
     def __init__(
         self,
@@ -90,9 +91,10 @@ class TokenizerManager:
         link: Link | Sequence[Link],
         observers: Iterable[Observer] = (),
         method: str = "round_robin",
+        options: Any = None,
     ) -> None:
         """``link``: the way to the engine, or to each of several (--dp-size), among which
-        requests are spread by ``method`` (``intake/replicas.py``)."""
+        requests are spread by ``method`` (``intake/replicas.py``). ``options``: of ``attach``."""
         self.tokenizer, self.facts = tokenizer, facts
         self._model_context = facts.context_len  # the engine may have room for less
         self.replicas = Replicas(link if isinstance(link, Sequence) else (link,), method)
@@ -111,6 +113,11 @@ class TokenizerManager:
         self._swept_s = 0.0
         self._ended: dict[str, None] = {}  # ids of requests that ended here: see ``_settle``
         self._settling: asyncio.Task[None] | None = None
+        self.attach(options)
+
+    def attach(self, options: Any) -> None:
+        """Set what ``intake/interfaces.py`` asks for."""
+        raise NotImplementedError
 
     @property
     def is_accepting(self) -> bool:
@@ -227,7 +234,7 @@ class TokenizerManager:
         self, request: GenerateRequest
     ) -> tuple[list[int], SamplingParams, StreamingWindow | None]:
         check_names(request)
-        checks = RequestValidator(self.facts, self.tokenizer)
+        checks = RequestValidator(self.facts, self.tokenizer, self.outputs.check)
         checks.kind(request)
         self.replicas.check(request.replica)
         streaming = checks.streaming(request)
@@ -399,9 +406,7 @@ class TokenizerManager:
         text = self._detokenizer(sampling, ids)
         state = RequestState(wire, index, text, stop_checker(sampling), event)
         state.replica = request.replica
-        layers, top_k = self.facts.routed_shape or (0, 0)
-        state.row_bytes = 4 * self.facts.embed_dim, 4 * layers * top_k
-        state.skip_routed = request.routed_from * state.row_bytes[1]
+        state.rows = self.outputs.rows(wire, request.routed_from, self.facts)
         return state
 
     def _detokenizer(

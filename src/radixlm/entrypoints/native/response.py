@@ -12,7 +12,7 @@ import numpy as np
 
 from radixlm.entrypoints.native.request import Batch
 from radixlm.entrypoints.request_options import answer_error
-from radixlm.intake.call import paced
+from radixlm.entrypoints.sequences import paced
 from radixlm.intake.records import Output
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer

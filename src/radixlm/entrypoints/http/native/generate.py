@@ -32,9 +32,9 @@ from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generat
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.entrypoints.request_model import Body, Strings
-from radixlm.intake.call import check_sequences, paced
+from radixlm.entrypoints.sequences import check_sequences, likeliest, paced
 from radixlm.intake.identity import identity
-from radixlm.intake.records import Output, likeliest
+from radixlm.intake.records import Output
 from radixlm.intake.validation import score_after
 from radixlm.wire.requests import AbortRequest
 from radixlm.wire.unknown import note_warning

@@ -51,8 +51,8 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.response import last_hidden
 from radixlm.entrypoints.request_model import of_prompt
 from radixlm.entrypoints.request_options import answer_error
-from radixlm.intake.call import check_sequences
-from radixlm.intake.records import GenerateRequest, Output, likeliest
+from radixlm.entrypoints.sequences import check_sequences, likeliest
+from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.features import float_rows
 from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams
