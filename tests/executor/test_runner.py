@@ -19,6 +19,7 @@ from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import DIM, VOCAB, make_runner
+from tests.fakes.step_results import item_results
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -53,7 +54,7 @@ def _decode(slot: int, place: int, **fields: Any) -> Item:
 def _step(runner: Runner, *items: Item, **plan: Any) -> list[ItemResult]:
     step = runner.forward(StepPlan(0, items, **plan))
     runner.sample(step, plan.get("masks", {}))
-    return runner.read(step).items
+    return item_results(runner.read(step))
 
 
 def _start(runner: Runner, *prompts: list[int], **fields: Any) -> list[ItemResult]:
@@ -105,7 +106,7 @@ def test_masks_belong_to_their_items() -> None:
         )
     )
     runner.sample(step, {2: mask})
-    assert [g.tokens for g in runner.read(step).items] == [(), (4,), (12,)]
+    assert [g.tokens for g in item_results(runner.read(step))] == [(), (4,), (12,)]
 
 
 def _expected(prev: int, token: int) -> float:

@@ -48,6 +48,7 @@ from radixlm.wire.link import ThreadLink
 from radixlm.wire.replies import Logprobs, Ready
 from radixlm.wire.requests import Shutdown
 from tests.fakes import toy_tokenizer
+from tests.fakes.step_results import step_result
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -100,7 +101,7 @@ class ScriptedExecutor:
             time.sleep(SLOW_S)
 
     def read(self, step: StepPlan) -> StepResult:
-        return StepResult.of(step.items, [self._result(item) for item in step.items])
+        return step_result(step.items, [self._result(item) for item in step.items])
 
     def _result(self, item: Item) -> ItemResult:
         got = ItemResult()

@@ -19,6 +19,7 @@ from radixlm.wire.replies import ControlReply, Logprobs, StepReply
 from radixlm.wire.requests import AdapterRef, Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts, serve_drawn
+from tests.fakes.step_results import item_results, step_result
 
 POLICIES = [
     *("fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key"),
@@ -264,7 +265,7 @@ def test_prompt_outputs_are_sent_once_after_a_retraction() -> None:
 
     def with_logprobs(step):  # type: ignore[no-untyped-def]
         result = read(step)
-        for item, got in zip(step.plan.items, result.items, strict=True):
+        for item, got in zip(step.plan.items, item_results(result), strict=True):
             if item.targets is not None:
                 got.prompt_logprobs = Logprobs([(0.0, int(t)) for t in item.targets], [], [])
         return result
@@ -296,7 +297,7 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
         for item, got in zip(step.plan.items, step.results, strict=True):
             places = np.arange(item.start, item.start + item.count, dtype=np.float32)
             got.hidden_states = places.tobytes()
-        return StepResult.of(step.plan.items, step.results)
+        return step_result(step.plan.items, step.results)
 
     bench.executor.read = with_states  # type: ignore[method-assign]
     bench.run()

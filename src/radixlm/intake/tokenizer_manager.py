@@ -77,7 +77,7 @@ MAX_SWEEP_S = 2.0
 class TokenizerManager:
     """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id.
 
-    ``adapters``, ``weights``, ``occupation`` and ``outputs`` are attached by ``engine/intake.py``."""
+    ``attach`` sets ``adapters``, ``weights``, ``occupation`` and ``outputs``."""
 
     adapters: Adapters
     weights: Weights

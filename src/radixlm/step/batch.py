@@ -97,16 +97,6 @@ class CrossAttentionSpan(Record):
     is_before: bool
 
 
-class HiddenNeeds(Record):
-    """The hidden states of the target model that a drafter reads: what leaves the layers with these
-    indices (-1: the embedding), and what leaves the last norm. They are concatenated in this order
-    along the width. ``is_mean``: of several residual streams their mean, else all."""
-
-    layers: tuple[int, ...] = ()
-    final: bool = False
-    is_mean: bool = False
-
-
 @dataclass(slots=True)
 class InputEmbeds:
     """Rows that replace the embedding table's for the tokens of ``mask_T`` (None: for all)."""
@@ -127,26 +117,6 @@ class MediaInputs:
     mask_T: Tensor | None = None
     deepstack_LTD: Tensor | None = None
     cross_attention_spans: tuple[CrossAttentionSpan, ...] = ()
-
-
-class Continuation(Record, eq=False):
-    """How a step whose S sequences decode goes on by itself: what it samples is computed at the
-    next place, up to ``len(rows)`` tokens a sequence.
-
-    counts_S  int32: tokens of each sequence
-    rows      kernels.cpu.sample.ROW [P, S]: how the tokens are sampled
-    store_GP  int32 [P - 1, S] for each group: where all tokens but the last are stored; 0 behind
-              the last of a sequence
-    ends      tokens behind which a sequence needs no others
-    told      called with the tokens of each place, int64 [S], before those of the next are sampled:
-              changes the masks that the rows point to
-    """
-
-    counts_S: np.ndarray
-    rows: np.ndarray
-    store_GP: tuple[np.ndarray, ...]
-    ends: Sequence[int] = ()
-    told: Callable[[Tensor], None] | None = None
 
 
 class MRopeIds(Record):

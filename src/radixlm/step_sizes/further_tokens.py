@@ -15,7 +15,8 @@ from radixlm.executor import step_layout as layout
 from radixlm.executor.interfaces import Model
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner
-from radixlm.step.batch import Continuation, ForwardBatch
+from radixlm.models.continuation import Continuation
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.masks import Follow
 from radixlm.step.plan import Int32Array
 

@@ -1,0 +1,37 @@
+"""The load of several engines together."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from radixlm.wire.replies import DraftTotals, LoadReport, PageCounts
+
+
+def total_load(loads: Sequence[LoadReport]) -> LoadReport:
+    """Sums of counts and rates, means of shares."""
+    total = LoadReport()
+    total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
+    for name in LoadReport.__struct_fields__:
+        value = getattr(total, name)
+        if isinstance(value, dict):
+            each = (Counter(getattr(load, name)) for load in loads)
+            setattr(total, name, dict(sum(each, Counter())))
+        elif name not in ("drafts", "released", "pages"):
+            setattr(total, name, sum(getattr(load, name) for load in loads))
+    for name in DraftTotals.__struct_fields__ if total.drafts else ():
+        each_count = [getattr(load.drafts, name) for load in loads if load.drafts]
+        setattr(total.drafts, name, sum(each_count))
+    total.pages = _add_pages([load.pages for load in loads if load.pages])
+    total.released = tuple({tag: None for load in loads for tag in load.released})
+    total.cache_hit_rate /= max(1, len(loads))
+    total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))
+    return total
+
+
+def _add_pages(counts: Sequence[PageCounts]) -> PageCounts | None:
+    """The pages of several pools together; None of none."""
+    if not counts:
+        return None
+    names = PageCounts.__struct_fields__
+    total = PageCounts(*(sum(getattr(one, name) for one in counts) for name in names))
+    total.size = counts[0].size
+    return total
