@@ -22,7 +22,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
-        "continuation weight_updates self_check hidden_outputs step_sizes admission_order".split()
+        "continuation weight_updates self_check hidden_outputs step_sizes admission_order "
+        "operations".split()
     ),
     ("engine",),
     ("entrypoints",),
@@ -40,7 +41,7 @@ SIDEWAYS = {
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
     "hub warm_restart kv_events live_feed continuation weight_updates self_check "
-    "admission_order".split()
+    "admission_order operations".split()
 )
 TORCH_FREE_FILES = {
     *("engine/intake.py", "lora/registry.py"),

@@ -33,6 +33,7 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
+from radixlm.operations.commands import OperatorCommands
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
@@ -171,7 +172,7 @@ class FakeEngine:
             self.kv_manager,
             Hooks((OutputBuffer(),)),
             recorder=StepRecorder(ring),
-            commands=(WeightCommands, TreeView, SelfCheck),
+            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
         )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 

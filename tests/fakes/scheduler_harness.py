@@ -19,6 +19,8 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
+from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.step_log import LoadLog
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
@@ -126,11 +128,12 @@ class SchedulerHarness:
             clock=lambda: self.now_s,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView, SelfCheck),
+            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
             pacer=ChunkPacer(target_s) if (target_s := self.limits.target_itl_s) != 0 else None,
             continuous=ContinuousDecoding(self.limits, self.kv_manager),
             queue=(queue := OrderedQueue(self.limits, self.kv_manager.prefix_cache)),
         )
+        self.scheduler.step_log = LoadLog(self.scheduler)
         planner = self.scheduler.planner
         planner.preemption = PriorityPreemption(planner, queue)
         self.out: dict[str, list[int]] = {}

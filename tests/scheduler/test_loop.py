@@ -311,7 +311,7 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
 
 
 def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(log_interval=5)
     for start_s in (500.0, 900.0):  # each after a rest
         bench.now_s = start_s
@@ -327,7 +327,7 @@ def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptu
 
 def test_short_answers_with_rests_tell_a_true_rate(caplog: pytest.LogCaptureFixture) -> None:
     """The line may come at the first step after a rest: it tells what came before it too."""
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(log_interval=5, log_every_s=0.5)
     generated, lines = 0, []
     for call in range(40):
@@ -349,7 +349,7 @@ def test_short_answers_with_rests_tell_a_true_rate(caplog: pytest.LogCaptureFixt
 
 
 def test_a_long_prompt_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(num_pages=128, step_tokens=8)
     bench.submit("short", [1, 2, 3], max_new=2)
     bench.submit("long", list(range(1, 41)) * 2, max_new=2)

@@ -85,6 +85,8 @@ from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
+from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.step_log import LoadLog
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
@@ -375,12 +377,13 @@ def assemble(
             interval,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView, SelfCheck),
+            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
             pacer=ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None,
             continuous=ContinuousDecoding(limits, kv_manager),
             queue=queue,
         )
         made.planner.preemption = PriorityPreemption(made.planner, queue)
+        made.step_log = LoadLog(made)
         return made
 
     scheduler = make()

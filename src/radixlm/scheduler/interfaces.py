@@ -96,3 +96,16 @@ class Preemption(Protocol):
 
     def sort(self, waiting: list[Request]) -> None:
         """Put a request in front that got another's place."""
+
+
+class StepLog:
+    """Told of steps and of rests between them, to write the log: this one writes nothing."""
+
+    def resume(self, now_s: float) -> None:
+        """A step begins."""
+
+    def stepped(self, now_s: float) -> None:
+        """A step was launched, and those were committed that are over."""
+
+    def rest(self, now_s: float) -> None:
+        """There is nothing to compute until ``resume``."""

@@ -18,13 +18,18 @@ from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding, Launch, StepRecorder
+from radixlm.scheduler.interfaces import (
+    ChunkPacer,
+    ContinuousDecoding,
+    Launch,
+    StepLog,
+    StepRecorder,
+)
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue, count_keys
 from radixlm.scheduler.request import UNLIMITED, Request
-from radixlm.scheduler.step_log import StepLog
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
@@ -109,7 +114,7 @@ class Scheduler:
         self._heartbeat_s = 0.0
         self._rate_start = (clock(), 0)
         self._throughput = 0.0
-        self._step_log = StepLog(limits, clock())
+        self.step_log = StepLog()
         self._num_waited = 0  # requests that the last plan left in the queue
         self._was_idle = True
         self._idle_since_s = 0.0
@@ -137,7 +142,7 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
         if plan is not None:
             self._step_start_s = now_s
-            self._step_log.resume(now_s)
+            self.step_log.resume(now_s)
             sample_s = self.clock() if times else 0.0
             self.executor.sample(step, self.hooks.masks(plan.items))
             if times and self.recorder is not None:
@@ -147,9 +152,9 @@ class Scheduler:
         while len(self.inflight) > self.limits.depth:
             self._commit(*self.inflight.popleft())
         if plan is not None:
-            self._log_step(self.clock())
+            self.step_log.stepped(self.clock())
         if not self.inflight and (plan is None or not self.planner.running):
-            self._step_log.rest(self.clock())
+            self.step_log.rest(self.clock())
         self._expire(self.clock())  # behind the plan: what finds a place at once has not waited
         self._send_pending(self.clock())
         if plan is None and not self.inflight:
@@ -402,11 +407,6 @@ class Scheduler:
         tokens = sum(request.max_len - request.prompt_len for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
-
-    def _log_step(self, now_s: float) -> None:
-        if self._step_log.is_due(self.num_steps, now_s):
-            self._step_log.load(self.load(now_s), self.committer.num_generated, now_s)
-        self._step_log.prefills(self.planner.running, now_s)
 
     # ---- figures ---------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.scheduler.step_log import PREFILL_S, StepLog
+from radixlm.operations.step_log import PREFILL_S, LoadLog
 
 
 def request(rid: str, done: int, prompt_len: int, num_forced: int = 0) -> Any:
@@ -19,10 +19,11 @@ def request(rid: str, done: int, prompt_len: int, num_forced: int = 0) -> Any:
 
 def test_long_prompts_are_told_and_forced_tokens_are_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    limits: Any = SimpleNamespace(log_interval=40, log_every_s=5.0)
-    log = StepLog(limits, 0.0)
+    limits = SimpleNamespace(log_interval=40, log_every_s=5.0)
+    scheduler: Any = SimpleNamespace(limits=limits, clock=lambda: 0.0)
+    log = LoadLog(scheduler)
     constrained = request("constrained", 1009, 100, num_forced=911)
-    log.prefills([constrained], PREFILL_S)
+    log.write_prefills([constrained], PREFILL_S)
     assert caplog.text == ""
-    log.prefills([constrained, request("long", 500, 2000)], 2 * PREFILL_S)
+    log.write_prefills([constrained, request("long", 500, 2000)], 2 * PREFILL_S)
     assert "prefill long: 500 of 2000 tokens (25 %" in caplog.text and "more" not in caplog.text
