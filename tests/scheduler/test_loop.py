@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixlm.operations.commands import MAX_SLEEP_S
 from radixlm.scheduler import loop as loop_module
-from radixlm.scheduler.control import MAX_SLEEP_S
 from radixlm.scheduler.limits import RopeLengths
 from radixlm.step.result import StepResult
 from radixlm.wire.media import Media
