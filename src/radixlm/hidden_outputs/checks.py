@@ -97,5 +97,17 @@ def _bound_logprobs(
     if request.sampling.max_new_tokens is None:
         count = min(count, max(1, most // of_position - from_prompt))
     call = current_call() or Call()
-    call.add_logprobs(of_position * (from_prompt + count), most)
+    add_logprobs(call, of_position * (from_prompt + count), most)
     return count
+
+
+def add_logprobs(call: Call, count: int, most: int) -> None:
+    """Count ``count`` entries of log-probabilities; InvalidRequest beyond ``most``."""
+    if call.num_logprobs + count > most:
+        raise InvalidRequest(
+            f"top_logprobs: this call may return {call.num_logprobs + count} log-probabilities "
+            f"(positions times 1 + top + asked ids), the limit is {most} (--max-logprobs): ask "
+            "for fewer tokens, positions or prompts",
+            param="top_logprobs",
+        )
+    call.num_logprobs += count

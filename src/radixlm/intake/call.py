@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
-from radixlm.base.errors import InvalidRequest
-
 ROUTING_HEADER = b"x-smg-routing-key"
 _numbers = itertools.count(1)
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -98,17 +96,6 @@ class Call:
             self._num_sent += count
             turn.set_result(None)
             self._schedule()
-
-    def add_logprobs(self, count: int, most: int) -> None:
-        """Count ``count`` entries of log-probabilities; InvalidRequest beyond ``most``."""
-        if self.num_logprobs + count > most:
-            raise InvalidRequest(
-                f"top_logprobs: this call may return {self.num_logprobs + count} log-probabilities "
-                f"(positions times 1 + top + asked ids), the limit is {most} (--max-logprobs): ask "
-                "for fewer tokens, positions or prompts",
-                param="top_logprobs",
-            )
-        self.num_logprobs += count
 
 
 def current_call() -> Call | None:
