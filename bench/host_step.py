@@ -17,9 +17,9 @@ from radixlm.base.errors import InvariantError
 from radixlm.config.grammar import GrammarConfig
 from radixlm.cuda_graphs.graphs import StepGraphs
 from radixlm.cuda_graphs.recorded import RecordedSteps
+from radixlm.devices.device import CpuDevice, Graph, Work
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog
-from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.hidden_outputs.buffer import OutputBuffer

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "radixlm"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
-    ("config", "memory", "kernels", "text", "multimodal", "distributed", "hub"),
+    ("config", "memory", "kernels", "text", "multimodal", "distributed", "devices", "hub"),
     ("pools", "quant", "sampling", "grammar"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.cuda_graphs.graphs import StepGraphs
 from radixlm.cuda_graphs.recorded import RecordedSteps
-from radixlm.executor.device import CpuDevice, Device
+from radixlm.devices.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.hidden_outputs.buffer import OutputBuffer

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.cuda_graphs.cuda_device import CudaDevice, cuda_device
 from radixlm.cuda_graphs.graphs import StepGraphs
-from radixlm.executor.device import PinnedRing
+from radixlm.devices.copies import PinnedRing
+from radixlm.devices.cuda import CudaDevice, cuda_device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.step_layout import POSITION, DeviceStepBuffer, StepPacker
 from radixlm.sampling.plain import (

@@ -22,8 +22,8 @@ from radixlm.cuda_graphs.graph_inputs import (
 )
 from radixlm.cuda_graphs.graphs import StepGraphs, prompt_rows
 from radixlm.cuda_graphs.recorded_adapters import RecordedAdapters
+from radixlm.devices.device import Device
 from radixlm.executor.batch_builder import BatchBuilder
-from radixlm.executor.device import Device
 from radixlm.executor.interfaces import GraphChoice, Graphs
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner

@@ -24,8 +24,9 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
-from radixlm.cuda_graphs.cuda_device import CudaDevice
 from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
+from radixlm.devices.cuda import CudaDevice
+from radixlm.devices.device import Device
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
@@ -73,7 +74,6 @@ from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
-from radixlm.executor.device import Device
 from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind

@@ -14,6 +14,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.cuda_graphs.graphs import draft_widths
+from radixlm.devices.device import Device
 from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
@@ -29,7 +30,6 @@ from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.hidden_outputs.buffer import OutputBuffer

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.record import Record
-from radixlm.executor.device import AsyncCopy, Event
+from radixlm.devices.copies import AsyncCopy
+from radixlm.devices.device import Event
 from radixlm.executor.step_inputs import StepInputs
 from radixlm.executor.step_layout import StepShape
 from radixlm.kernels.ops.lora import LoraRows

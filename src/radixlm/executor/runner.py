@@ -24,10 +24,11 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field, replace
+from radixlm.devices.copies import AsyncCopy
+from radixlm.devices.device import CpuDevice, Device
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
-from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.interfaces import (
     Adapters,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from radixlm.devices.copies import PinnedRing
+from radixlm.devices.device import Device
 from radixlm.executor.batch_builder import BatchBuilder
-from radixlm.executor.device import Device, PinnedRing
 from radixlm.executor.step_layout import DeviceStepBuffer, StepPacker, StepShape
 from radixlm.step.batch import AttentionRunner
 

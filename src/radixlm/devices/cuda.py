@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
-from radixlm.executor.device import Event, Graph, Work
+from radixlm.devices.device import Event, Graph, Work
 
 
 class _CudaEvent:
