@@ -22,6 +22,7 @@ from radixlm.observe.ring import StepRing
 from radixlm.operations.commands import OperatorCommands
 from radixlm.operations.step_log import LoadLog
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.stage_batches import StageBatches
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
@@ -136,6 +137,7 @@ class SchedulerHarness:
         self.scheduler.step_log = LoadLog(self.scheduler)
         planner = self.scheduler.planner
         planner.preemption = PriorityPreemption(planner, queue)
+        planner.stages = StageBatches(planner) if self.limits.stages > 1 else None
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
         self.cached: dict[str, int] = {}

@@ -87,6 +87,7 @@ from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
 from radixlm.operations.commands import OperatorCommands
 from radixlm.operations.step_log import LoadLog
+from radixlm.parallel.stage_batches import StageBatches
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
@@ -384,6 +385,8 @@ def assemble(
         )
         made.planner.preemption = PriorityPreemption(made.planner, queue)
         made.step_log = LoadLog(made)
+        if limits.stages > 1:
+            made.planner.stages = StageBatches(made.planner)
         return made
 
     scheduler = make()

@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from radixlm.scheduler.request import Request
+from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import Moment, PageCounts
@@ -96,6 +100,18 @@ class Preemption(Protocol):
 
     def sort(self, waiting: list[Request]) -> None:
         """Put a request in front that got another's place."""
+
+
+class StageBatches(Protocol):
+    """What a step may hold of several pipeline stages, which steps pass one after another."""
+
+    def micro_batch(
+        self, slots: Int64Array, is_decoding: NDArray[np.bool_], index: int
+    ) -> NDArray[np.bool_]:
+        """Which rows of those that could decode do so in step ``index``; none that is in flight."""
+
+    def prompt_tokens(self, prefilling: list[Request], left: int) -> int:
+        """The tokens of prompts that a step may have, ``left`` at most."""
 
 
 class StepLog:

@@ -6,15 +6,13 @@ known tokens, and all requests of a step share one budget of tokens."""
 import logging
 import sys
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding, Preemption
+from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding, Preemption, StageBatches
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.plan_parts import (
@@ -31,9 +29,6 @@ from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import EMPTY_DECODES, Admission, Item, Items, StepPlan
 
 log = logging.getLogger(__name__)
-
-# with pipeline stages, parts of all prompts for each stage behind the first, and the least tokens
-STAGE_CHUNKS, LEAST_STAGE_CHUNK = 8, 64
 
 
 class Planner:
@@ -63,15 +58,14 @@ class Planner:
         self.continuous: ContinuousDecoding | None = None
         self._num_unseen = 0  # tokens in turn until the next look at the queue
         self._is_paced = False  # the step's tokens are counted by their measured time
-        self._staged_tokens = 0  # of the prompts that pass the stages together
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
         self._decode_batch = EMPTY_DECODES
-        self._last_decoded = np.zeros(limits.max_running, np.int64)  # by slot: index of the step
         # requests of a step at most, and how many more the step that is planned may have
         self._room = self._max_items = limits.max_micro_batch or sys.maxsize
         self.preemption: Preemption | None = None
+        self.stages: StageBatches | None = None  # where there are several
         self.held: Request | None = None  # one that this step leaves out, to be retracted
 
     def plan(self, now_s: float) -> StepPlan | None:
@@ -88,7 +82,9 @@ class Planner:
         if self.preemption is not None and not is_alone:
             is_alone = self.preemption.plan_turn(prefills, now_s)
         if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
-            left = self._staged(prefilling, self.limits.step_tokens)
+            left = self.limits.step_tokens
+            if self.stages is not None:
+                left = self.stages.prompt_tokens(prefilling, left)
             left = self._plan_chunks(prefilling, prefills, left)
             self._admit_waiting(prefills, left, now_s)
         if not prefills:
@@ -98,7 +94,8 @@ class Planner:
                 left = self.limits.step_tokens - len(slots)
                 if len(slots) and (prefilling or self.queue):
                     left = self._paced(left, len(slots))
-                left = self._staged(prefilling, left)
+                if self.stages is not None:
+                    left = self.stages.prompt_tokens(prefilling, left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
                 if is_empty or self._num_unseen <= 0:
@@ -209,8 +206,8 @@ class Planner:
         is_decoding = (position >= table.prefill_len[slots]) & (position < table.end[slots])
         if self.held is not None:
             is_decoding &= slots != self.held.slot
-        if self.limits.stages > 1:
-            is_decoding = self._micro_batch(slots, is_decoding)
+        if self.stages is not None:
+            is_decoding = self.stages.micro_batch(slots, is_decoding, self._index)
         if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
             slots, position = slots[index], position[index]
@@ -220,19 +217,6 @@ class Planner:
         table.inflight[slots] += 1
         table.num_computed[slots] += 1
         return slots
-
-    def _micro_batch(self, slots: Int64Array, is_decoding: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of several pipeline stages: which rows decode in this step. None that is in flight, an
-        even share of all, those that have waited longest."""
-        num_rows = int(np.count_nonzero(is_decoding))
-        is_free: NDArray[np.bool_] = is_decoding & (self._table.inflight[slots] == 0)
-        rows = np.flatnonzero(is_free)
-        share = min(-(-num_rows // self.limits.stages), self._max_items)
-        if len(rows) > share:
-            order = np.argsort(self._last_decoded[slots[rows]], kind="stable")
-            is_free[rows[order[share:]]] = False
-        self._last_decoded[slots[is_free]] = self._index
-        return is_free
 
     def _allocate_by_retraction(self, slots: Int64Array) -> Int64Array:
         """Where there are not enough pages for all rows: allocate for one after the other, and
@@ -340,22 +324,6 @@ class Planner:
         request.inflight += 1  # from now on the request is not retracted
         request.num_computed = end
         return -(-count * whole // most)
-
-    def _staged(self, prefilling: list[Request], left: int) -> int:
-        """The tokens of prompts that a step may have, ``left`` at most: with several stages a part
-        of all prompts, as parts that pass one stage after another keep all stages at work."""
-        limits = self.limits
-        if limits.stages == 1 or limits.waits_for_chunks or not limits.chunked:
-            return left
-        num_parts = STAGE_CHUNKS * (limits.stages - 1)
-        total = 0
-        for request in chain(prefilling, self.queue):
-            total += request.prefill_len
-            if total >= num_parts * left:
-                break
-        # until all prompts are computed: else the parts would shrink with what is left of them
-        self._staged_tokens = max(self._staged_tokens, total) if total else 0
-        return min(left, max(LEAST_STAGE_CHUNK, -(-self._staged_tokens // num_parts)))
 
     def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
