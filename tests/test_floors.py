@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
         "continuation weight_updates self_check hidden_outputs step_sizes admission_order "
-        "operations".split()
+        "operations tails".split()
     ),
     ("engine",),
     ("entrypoints",),
@@ -41,7 +41,7 @@ SIDEWAYS = {
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
     "hub warm_restart kv_events live_feed continuation weight_updates self_check "
-    "admission_order operations".split()
+    "admission_order operations tails".split()
 )
 TORCH_FREE_FILES = {
     *("engine/intake.py", "lora/registry.py"),

@@ -30,6 +30,7 @@ from radixlm.scheduler.loop import Scheduler
 from radixlm.self_check.kv_cache import SelfCheck, find_violations
 from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
 from radixlm.step_sizes.pacing import ChunkPacer
+from radixlm.tails.page_tails import PageTails
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
@@ -97,7 +98,10 @@ class SchedulerHarness:
             cache = (
                 RadixCache(allocator, size, window=group) if radix else PrefixCache(size, is_hybrid)
             )
-            return KVCacheManager(allocator, slot_allocator, cache, size, window_pages, min_tail)
+            manager = KVCacheManager(allocator, slot_allocator, cache, size, window_pages)
+            if min_tail is not None:
+                PageTails(manager, min_tail)
+            return manager
 
         def make_executor() -> FakeExecutor:
             sizes = num_pages + 1, size, slots + 1, num_window

@@ -69,6 +69,7 @@ from radixlm.speculative.device.parallel_drafter import ParallelDrafter
 from radixlm.speculative.device.reading_drafter import ReadingDrafter
 from radixlm.speculative.device.tail import DraftTail
 from radixlm.step_sizes.further_tokens import FurtherTokens
+from radixlm.tails.page_tails import PageTails
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -261,14 +262,10 @@ def _make_manager(
         window = WindowPages(window_pages, table, pools.states is not None)
     prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
     shares_pages = isinstance(prefix_cache, RadixCache)
-    return KVCacheManager(
-        allocator,
-        slots,
-        prefix_cache,
-        page_size,
-        window,
-        pools.min_tail if shares_pages else None,
-    )
+    manager = KVCacheManager(allocator, slots, prefix_cache, page_size, window)
+    if shares_pages and pools.min_tail is not None:
+        PageTails(manager, pools.min_tail)
+    return manager
 
 
 def _make_prefix_cache(

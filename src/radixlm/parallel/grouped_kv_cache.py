@@ -55,7 +55,7 @@ class GroupedKVCacheManager(KVCacheManager):
     def __init__(self, parts: Sequence[KVCacheManager]) -> None:
         first, num_slots = parts[0], sum(part.slots.num_total for part in parts)
         self._parts, self._per_group = tuple(parts), first.slots.num_total
-        self.page_size, self.window, self.min_tail = first.page_size, first.window, first.min_tail
+        self.page_size, self.window, self.tails = first.page_size, first.window, first.tails
         self.table, self.requests = SlotTable(num_slots), [None] * num_slots
         for part in parts:
             part.table, part.requests = self.table, self.requests

@@ -267,7 +267,7 @@ class PageArrivals(Feature):
         use: the rows before it are copied."""
         is_all_but_one = limit + 1 == request.prefill_len <= request.share_limit
         kv, is_pulled = self._kv, request.wire.hint is not None
-        return is_all_but_one and kv.min_tail is not None and kv.window is None and not is_pulled
+        return is_all_but_one and kv.tails is not None and kv.window is None and not is_pulled
 
     def _claim(self, state: _State) -> None:
         """Hand those pages over to the prefix cache that came before the request."""

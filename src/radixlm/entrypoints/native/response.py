@@ -75,8 +75,8 @@ class ResponseBuilder:
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
         }
-        if (found := cached_details(output)) is not None:
-            meta["cached_tokens_details"] = found
+        if (details := cached_details(output)) is not None:
+            meta["cached_tokens_details"] = details
         if self._batch.requests[index].requires_reasoning:
             meta["reasoning_tokens"] = self._reasoning_tokens(index, output)
         if output.adapter is not None:

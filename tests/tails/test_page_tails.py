@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness
 
 from radixlm.memory.prefix.base import Tail
 from radixlm.wire.requests import LogprobParams
-from tests.fakes.executor import reference
-from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 def _prompt(length: int, first: int = 1) -> list[int]:
@@ -116,7 +116,8 @@ def test_without_a_page_for_the_copy_the_tokens_are_computed(
     kv_manager.requests[0] = None
     tail = Tail(1, 4)
     request.assign_slot(kv_manager.table, 0)
-    kv_manager._copy_tail(request, tail)
+    assert kv_manager.tails is not None
+    kv_manager.tails.copy(request, tail)
     assert request.num_computed == 0 and kv_manager.changes.copies == []
     request.release_slot()
     monkeypatch.setattr(kv_manager, "allocate", allocate)
