@@ -34,6 +34,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
 from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.deadlines import RequestDeadlines
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
@@ -174,6 +175,7 @@ class FakeEngine:
             recorder=StepRecorder(ring),
             commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
         )
+        self.scheduler.deadlines = RequestDeadlines(self.scheduler)
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
 from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.deadlines import RequestDeadlines
 from radixlm.operations.step_log import LoadLog
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.parallel.stage_batches import StageBatches
@@ -139,6 +140,7 @@ class SchedulerHarness:
             queue=(queue := OrderedQueue(self.limits, self.kv_manager.prefix_cache)),
         )
         self.scheduler.step_log = LoadLog(self.scheduler)
+        self.scheduler.deadlines = self.deadlines = RequestDeadlines(self.scheduler)
         planner = self.scheduler.planner
         planner.preemption = PriorityPreemption(planner, queue)
         planner.stages = StageBatches(planner) if self.limits.stages > 1 else None

@@ -86,6 +86,7 @@ from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
 from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.deadlines import RequestDeadlines
 from radixlm.operations.step_log import LoadLog
 from radixlm.parallel.stage_batches import StageBatches
 from radixlm.sampling.processors import LogitProcessors
@@ -384,7 +385,7 @@ def assemble(
             queue=queue,
         )
         made.planner.preemption = PriorityPreemption(made.planner, queue)
-        made.step_log = LoadLog(made)
+        made.step_log, made.deadlines = LoadLog(made), RequestDeadlines(made)
         if limits.stages > 1:
             made.planner.stages = StageBatches(made.planner)
         return made

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from radixlm.base.record import Record
+from radixlm.continuation.resume import preload
 from radixlm.continuation.stream_journal import StreamJournal, current_journal
+from radixlm.continuation.streaming import streaming_window
 from radixlm.hidden_outputs.checks import OutputRules
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.lora.registry import AdapterOptions, AdapterRegistry
@@ -34,7 +36,8 @@ class ServerIntake(TokenizerManager):
         self.occupation = MemoryOccupation(self)
         self.adapters = AdapterRegistry(self, options.adapters)
         self.weights = WeightsRegistry(self, options.weights)
-        self.outputs = OutputRules()
+        self.outputs, self.preload = OutputRules(), preload
+        self.streaming_window = streaming_window
 
     @property
     def journal(self) -> StreamJournal | None:

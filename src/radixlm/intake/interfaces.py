@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from radixlm.intake.facts import IntakeFacts
@@ -11,7 +11,7 @@ from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.replicas import Replica
 from radixlm.intake.request_state import RequestState, Rows
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import AdapterRef, TokenizedRequest
+from radixlm.wire.requests import AdapterRef, StreamingWindow, TokenizedRequest
 
 
 class Adapters(Protocol):
@@ -82,6 +82,14 @@ class Outputs(Protocol):
     def rows(self, wire: TokenizedRequest, routed_from: int, facts: IntakeFacts) -> Rows | None:
         """What a sample of a request needs for what each of its tokens has; None if it wants
         nothing. ``routed_from``: the first token whose experts are wanted."""
+
+
+Preload = Callable[[Sequence[RequestState], Sequence[int], int], None]
+"""Give samples output that their client has, of a vocabulary; InvalidRequest if none may follow."""
+
+
+WindowOf = Callable[[IntakeFacts, GenerateRequest], StreamingWindow | None]
+"""The streaming window of a request, if it has one; InvalidRequest if it can have none."""
 
 
 class Share(Protocol):

@@ -15,7 +15,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.observe.loads import total_load
 from radixlm.wire.link import Link
 from radixlm.wire.replies import LoadReport
-from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
+from radixlm.wire.requests import AbortRequest, Control
 
 
 class Replica:
@@ -138,10 +138,6 @@ class Replicas:
         """To the replica that has the request; what concerns all of them to all."""
         if len(self._all) == 1:
             self._all[0].link.send(message)
-        elif isinstance(message, TokenizedRequest):
-            replica = self._owner.get(message.rid) or self.assign(message.rid)
-            if replica is not None:
-                replica.link.send(message)
         elif isinstance(message, AbortRequest) and not message.all:
             self._send_abort(message)
         else:

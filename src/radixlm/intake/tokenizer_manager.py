@@ -24,7 +24,7 @@ from radixlm.base.record import replace
 from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
-from radixlm.intake.interfaces import Journal, Outputs, Share
+from radixlm.intake.interfaces import Journal, Outputs, Preload, Share, WindowOf
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import (
     GenerateRequest,
@@ -34,7 +34,7 @@ from radixlm.intake.records import (
 )
 from radixlm.intake.recovery import LiveRequests
 from radixlm.intake.replicas import Replica
-from radixlm.intake.request_state import RequestState, merge_outputs, preload, stop_checker
+from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
 from radixlm.intake.tokenized import detokenizer, tokenized
 from radixlm.intake.validation import ENDLESS, RequestValidator, bad_word_ids
 from radixlm.observe.ring import StepRing
@@ -68,9 +68,11 @@ MAX_SWEEP_S = 2.0
 class TokenizerManager(LiveRequests):
     """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id.
 
-    ``attach`` sets ``adapters``, ``weights``, ``occupation`` and ``outputs``."""
+    ``attach`` sets what ``intake/interfaces.py`` asks for: ``outputs`` and others."""
 
     outputs: Outputs
+    preload: Preload
+    streaming_window: WindowOf
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class TokenizerManager(LiveRequests):
             for i in range(max(1, sampling.n))
         ]
         if request.emitted:
-            preload(states, request.emitted, self.facts.vocab)
+            self.preload(states, request.emitted, self.facts.vocab)
         if share is not None:
             share.begin(states, self.facts.vocab)
         try:
@@ -178,7 +180,7 @@ class TokenizerManager(LiveRequests):
         checks = RequestValidator(self.facts, self.tokenizer, self.outputs.check)
         checks.kind(request)
         self.replicas.check(request.replica)
-        streaming = checks.streaming(request)
+        streaming = self.streaming_window(self.facts, request)
         if streaming is not None:
             checks = replace(checks, facts=replace(self.facts, context_len=ENDLESS))
         ids = checks.prompt_ids(request)

@@ -1,9 +1,10 @@
-"""The load of several engines together."""
+"""The figures of load reports: of one engine, and of several together."""
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from radixlm.wire.replies import DraftTotals, LoadReport, PageCounts
+from radixlm.wire.replies import KEY_BOUNDS, DraftTotals, LoadReport, PageCounts
 
 
 def total_load(loads: Sequence[LoadReport]) -> LoadReport:
@@ -35,3 +36,15 @@ def _add_pages(counts: Sequence[PageCounts]) -> PageCounts | None:
     total = PageCounts(*(sum(getattr(one, name) for one in counts) for name in names))
     total.size = counts[0].size
     return total
+
+
+def count_keys(running: Iterable[str | None], waiting: Iterable[str | None]) -> dict[str, int]:
+    """How many routing keys have how many requests, given the key of each: "running" (all keys that
+    run), "running 2" (two running requests), "all 3", "all 5" (running and waiting: 4 or 5), by
+    KEY_BOUNDS."""
+    keys = Counter(filter(None, running))
+    found = Counter({"running": len(keys)} if keys else {})
+    found.update(f"running {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    keys.update(filter(None, waiting))
+    found.update(f"all {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
+    return dict(found)

@@ -86,9 +86,10 @@ class Relay:
         self.runner, self._followers = runner, followers
         self._encoder = PlanEncoder()
         tables = runner.tables
-        self._sampled = tables.sampled
+        # the last token of each slot; waits for the device
+        self._sampled = lambda: tables.next_token.cpu().numpy()
         if tables.is_shared or runner.followers is not None:  # who tells the other ranks
-            tokens = tables.sampled()
+            tokens = self._sampled()
             self._sampled = lambda: tokens
 
     def forward(self, plan: StepPlan) -> StepHandle:

@@ -114,6 +114,16 @@ class StageBatches(Protocol):
         """The tokens of prompts that a step may have, ``left`` at most."""
 
 
+class Deadlines(Protocol):
+    """When waiting and running requests end, whatever they do."""
+
+    def add(self, request: Request) -> None:
+        """A request waits."""
+
+    def expire(self, now_s: float) -> None:
+        """End those whose time is over."""
+
+
 class StepLog:
     """Told of steps and of rests between them, to write the log: this one writes nothing."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.observe.loads import count_keys
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
@@ -21,6 +22,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.interfaces import (
     ChunkPacer,
     ContinuousDecoding,
+    Deadlines,
     Launch,
     StepLog,
     StepRecorder,
@@ -28,7 +30,7 @@ from radixlm.scheduler.interfaces import (
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
-from radixlm.scheduler.queue import WaitingQueue, count_keys
+from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import UNLIMITED, Request
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Items, StepPlan
@@ -119,7 +121,7 @@ class Scheduler:
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
-        self._timed: dict[str, Request] = {}  # requests with a deadline
+        self.deadlines: Deadlines | None = None
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -155,7 +157,8 @@ class Scheduler:
             self.step_log.stepped(self.clock())
         if not self.inflight and (plan is None or not self.planner.running):
             self.step_log.rest(self.clock())
-        self._expire(self.clock())  # behind the plan: what finds a place at once has not waited
+        if self.deadlines is not None:  # behind the plan: what finds a place at once has not waited
+            self.deadlines.expire(self.clock())
         self._send_pending(self.clock())
         if plan is None and not self.inflight:
             self._on_idle(self.clock())
@@ -282,8 +285,8 @@ class Scheduler:
             self._refuse(request, refused)
             return
         self.queue.push(request)
-        if wire.deadline_s or wire.queue_deadline_s or self.limits.running_s:
-            self._timed[wire.rid] = request
+        if self.deadlines is not None:
+            self.deadlines.add(request)
 
     def _slide(self, request: Request) -> None:
         """Drop what has left the request's streaming window, and set what others may share."""
@@ -360,9 +363,9 @@ class Scheduler:
         else:
             status, retry_after_s, code = EngineError.status, None, None
         finish = Finish("error", None, str(error), status, retry_after_s, code)
-        self._end_request(request, finish)
+        self.end_request(request, finish)
 
-    def _end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:
+    def end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:
         """End a request wherever it is."""
         if request.finish is not None:
             return
@@ -381,26 +384,7 @@ class Scheduler:
         for rid in rids:
             request = self.committer.requests.get(rid)
             if request is not None and message.owner in (None, request.wire.owner):
-                self._end_request(request, Finish("abort", message=message.message), message.quiet)
-
-    def _expire(self, now_s: float) -> None:
-        """End waiting and running requests whose time is over."""
-        limit_s = self.limits.running_s
-        for rid, request in list(self._timed.items()):
-            wire, began_s = request.wire, request.started_s
-            if request.finish is not None:
-                del self._timed[rid]
-            elif wire.deadline_s and now_s > wire.deadline_s:
-                self._end_request(request, Finish("abort", message="request timed out", status=408))
-            elif not began_s and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
-                self._end_late(request, "waiting", self.retry_after_s())
-            elif limit_s and not request.is_waiting and now_s > began_s + limit_s:
-                self._end_late(request, "running")
-
-    def _end_late(self, request: Request, state: str, retry_after_s: float | None = None) -> None:
-        message = f"Request {state} timeout reached."
-        late = Finish("error", message=message, status=503, retry_after_s=retry_after_s)
-        self._end_request(request, late)
+                self.end_request(request, Finish("abort", message=message.message), message.quiet)
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has moved, estimated from the tokens generated a second."""
@@ -444,7 +428,10 @@ class Scheduler:
             pages=self.recorder.pages() if self.recorder is not None else None,
             forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
             cpu_s=time.process_time() if self.recorder is not None else 0.0,
-            routing_keys=count_keys(self.planner.running, self.queue),
+            routing_keys=count_keys(
+                (request.wire.routing_key for request in self.planner.running),
+                (request.wire.routing_key for request in self.queue),
+            ),
         )
 
 

@@ -1,11 +1,8 @@
 """WaitingQueue: the requests without a slot."""
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from radixlm.scheduler.request import Request
-from radixlm.wire.replies import KEY_BOUNDS
 
 
 class WaitingQueue:
@@ -49,14 +46,3 @@ class WaitingQueue:
     def in_order(self, now_s: float, running: Sequence[Request]) -> list[Request]:
         """A copy, the next to be admitted first."""
         return sorted(self._waiting, key=lambda r: not r.retractions and not len(r.dropped_output))
-
-
-def count_keys(running: Iterable[Request], waiting: Iterable[Request]) -> dict[str, int]:
-    """How many routing keys have how many requests: "running" (all keys that run), "running 2" (two
-    running requests), "all 3", "all 5" (running and waiting: 4 or 5), by KEY_BOUNDS."""
-    keys = Counter(key for request in running if (key := request.wire.routing_key))
-    found = Counter({"running": len(keys)} if keys else {})
-    found.update(f"running {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
-    keys.update(key for request in waiting if (key := request.wire.routing_key))
-    found.update(f"all {KEY_BOUNDS[bisect_left(KEY_BOUNDS, n)]}" for n in keys.values())
-    return dict(found)

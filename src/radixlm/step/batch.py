@@ -75,28 +75,6 @@ class FusedAttentionRunner(AttentionRunner, Protocol):
         ``run``."""
 
 
-@dataclass(slots=True, eq=False)
-class EncoderOutput:
-    """An encoded image that cross-attention layers read: ``rows()`` gives its float32 rows [N, D],
-    in ``num_tiles`` equal tiles of which the first ``num_used_tiles`` show something; ``made``
-    holds what each layer has computed from them."""
-
-    rows: Callable[[], Tensor]
-    num_used_tiles: int
-    num_tiles: int
-    made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-
-
-class CrossAttentionSpan(Record):
-    """Tokens [first, first + count) of the step and the images that they attend to: the used tiles,
-    or all tiles where the tokens come before the images (``is_before``)."""
-
-    first: int
-    count: int
-    images: tuple[EncoderOutput, ...]
-    is_before: bool
-
-
 @dataclass(slots=True)
 class InputEmbeds:
     """Rows that replace the embedding table's for the tokens of ``mask_T`` (None: for all)."""
@@ -111,12 +89,12 @@ class MediaInputs:
 
     mask_T                 bool: the placeholder tokens of media
     deepstack_LTD          rows that are added to the hidden states behind the first L layers
-    cross_attention_spans  tokens with images that their cross-attention layers read
+    cross_attention_spans  layers.cross_attention.CrossAttentionSpan: tokens with images
     """
 
     mask_T: Tensor | None = None
     deepstack_LTD: Tensor | None = None
-    cross_attention_spans: tuple[CrossAttentionSpan, ...] = ()
+    cross_attention_spans: tuple[Any, ...] = ()
 
 
 class MRopeIds(Record):
@@ -235,7 +213,7 @@ class ForwardBatch:
         return count_S
 
     @property
-    def cross_attention_spans(self) -> tuple[CrossAttentionSpan, ...]:
+    def cross_attention_spans(self) -> tuple[Any, ...]:
         """Tokens with images to attend to, in the layers that do."""
         return self.media.cross_attention_spans if self.media is not None else ()
 

@@ -62,7 +62,7 @@ class JournalReplay:
                 todo.append(_Run(self._cache.tree.root, page, namespace, ROOT))
         while todo:
             self._grow(todo.pop(), todo)
-        self._cache.prune()
+        self._prune()
         self._settle()
         return self._cache.total_pages * self._cache.page_size
 
@@ -108,7 +108,7 @@ class JournalReplay:
         self, run: _Run, ids: TokenIds, pages: PageIds, window_pages: PageIds | None
     ) -> Node | None:
         """A new leaf of held pages that hold ``ids`` since before the restart; None if one starts
-        with the same page. A tombstone without ``window_pages``; see ``prune``."""
+        with the same page. A tombstone without ``window_pages``; see ``_prune``."""
         cache, parent = self._cache, run.parent
         head = ids[: cache.page_size].tobytes()
         if (head if parent.parent is not None else (run.namespace, head)) in parent.children:
@@ -120,6 +120,15 @@ class JournalReplay:
         if cache.window is not None and window_pages is not None:
             cache.window.put(node, window_pages)
         return node
+
+    def _prune(self) -> None:
+        """Free leaves that are tombstones, at which no prefix can end."""
+        cache, freed = self._cache, list[bytes]()
+        for node in list(cache.tree.nodes()) if cache.window is not None else ():
+            if node.is_alive and not node.children and node.window_pages is None:
+                cache.queue.discard(node)
+                cache.remove(node, freed)
+        cache.give_back(freed)
 
     def _is_whole(self, page: int, seed: int, namespace: CacheNamespace) -> bool:
         at = page * self._width

@@ -226,8 +226,8 @@ class RadixCache(PrefixCache):
             excess = num_freed + node.num_pages - num_pages
             if excess > 0 and self.window is None:
                 self._split(node, excess)
-            num_freed += self._remove(node, freed)
-        self._give_back(freed)
+            num_freed += self.remove(node, freed)
+        self.give_back(freed)
         self.num_evicted += num_freed
         return num_freed
 
@@ -247,8 +247,8 @@ class RadixCache(PrefixCache):
             if node.children or node.num_locks:
                 self.window.clear(node)
             else:
-                self.num_evicted += self._remove(node, freed)
-        self._give_back(freed)
+                self.num_evicted += self.remove(node, freed)
+        self.give_back(freed)
         return num_freed
 
     @property
@@ -263,17 +263,6 @@ class RadixCache(PrefixCache):
         self.evict(self.total_pages)
         if self.events is not None:
             self.events.on_reset()
-
-    def prune(self) -> None:
-        """Free leaves that are tombstones, at which no prefix can end."""
-        if self.window is None:
-            return
-        freed: list[bytes] = []
-        for node in list(self.tree.nodes()):
-            if node.is_alive and not node.children and node.window_pages is None:
-                self.queue.discard(node)
-                self._remove(node, freed)
-        self._give_back(freed)
 
     def _walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The steps along ``ids`` that a match may take."""
@@ -347,11 +336,11 @@ class RadixCache(PrefixCache):
         if found is not None and head.startswith(found[0].tokens):
             freed: list[bytes] = []
             self.queue.discard(found[0])
-            self._remove(found[0], freed)
-            self._give_back(freed)
+            self.remove(found[0], freed)
+            self.give_back(freed)
         return node
 
-    def _remove(self, node: Node, freed: list[bytes]) -> int:
+    def remove(self, node: Node, freed: list[bytes]) -> int:
         """Takes an unlocked leaf out, and tombstones that become leaves by it; pages gone."""
         window, num_pages = self.window, 0
         while True:
@@ -367,7 +356,7 @@ class RadixCache(PrefixCache):
                 self.queue.push(node)
                 return num_pages
 
-    def _give_back(self, freed: list[bytes]) -> None:
+    def give_back(self, freed: list[bytes]) -> None:
         """Returns evicted pages to the allocator, all in one go."""
         pages = join(freed)
         self.allocator.release(pages)
