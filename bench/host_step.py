@@ -152,7 +152,7 @@ class Steps:
         whole   a tick of the loop
         """
         owners: dict[str, tuple[Any, str]] = {
-            "pack": (self.runner.inputs.packer, "pack"),
+            "pack": (self.runner.recorded, "pack"),
             "plan": (self.scheduler.planner, "plan"),
             "launch": (self.runner, "forward"),
             "draw": (self.runner, "sample"),

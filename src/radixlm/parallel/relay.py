@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.executor.results import StepHandle
@@ -87,7 +89,7 @@ class Relay:
         self._encoder = PlanEncoder()
         tables = runner.tables
         # the last token of each slot; waits for the device
-        self._sampled = lambda: tables.next_token.cpu().numpy()
+        self._sampled: Callable[[], NDArray[np.int64]] = lambda: tables.next_token.cpu().numpy()
         if tables.is_shared or runner.followers is not None:  # who tells the other ranks
             tokens = self._sampled()
             self._sampled = lambda: tokens
