@@ -266,8 +266,11 @@ class DeviceStepBuffer:
         return view
 
     def params(self, count: int) -> Tensor:
-        """int32 [NUM_PARAMS, count]: sampling parameters of the first rows, a view."""
-        return self.head_FN[PARAMS:, :count]
+        """int32 [NUM_PARAMS, count]: sampling parameters of the first rows, a view; kept too."""
+        view = self._fields.get((PARAMS, count))
+        if view is None:
+            view = self._fields[PARAMS, count] = self.head_FN[PARAMS:, :count]
+        return view
 
     def tokens(self, shape: StepShape) -> Tensor:
         """int32 [T]: token ids, ``FROM_TABLE`` for those of the token table."""

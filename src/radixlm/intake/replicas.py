@@ -5,7 +5,6 @@ ignores what the dead one still sends about it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -78,7 +77,7 @@ class Replicas:
     def start(self, handler: Callable[[Any, Replica], None]) -> None:
         """Listen to all of them; inside the event loop."""
         for replica in self._all:
-            replica.link.start(partial(_swapped, handler, replica))
+            replica.link.start(lambda message, replica=replica: handler(message, replica))
 
     @property
     def ready(self) -> list[Replica]:
@@ -161,7 +160,3 @@ class Replicas:
         if len(self._all) == 1:
             return self._all[0].load
         return total_load([replica.load for replica in self.ready])
-
-
-def _swapped(handler: Callable[[Any, Replica], None], replica: Replica, message: Any) -> None:
-    handler(message, replica)
