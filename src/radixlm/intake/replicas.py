@@ -5,6 +5,7 @@ ignores what the dead one still sends about it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -74,10 +75,10 @@ class Replicas:
     def __getitem__(self, index: int) -> Replica:
         return self._all[index]
 
-    def start(self, handler: Callable[[Any, Replica], None]) -> None:
+    def start(self, handler: Callable[[Replica, Any], None]) -> None:
         """Listen to all of them; inside the event loop."""
         for replica in self._all:
-            replica.link.start(lambda message, replica=replica: handler(message, replica))
+            replica.link.start(partial(handler, replica))
 
     @property
     def ready(self) -> list[Replica]:

@@ -331,7 +331,7 @@ class TokenizerManager(LiveRequests):
 
     # ---- replies ---------------------------------------------------------------------------
 
-    def _handle(self, message: ToIntake, replica: Replica) -> None:
+    def _handle(self, replica: Replica, message: ToIntake) -> None:
         if isinstance(message, StepReply):
             self._apply_step(message, replica)
         elif isinstance(message, Heartbeat):
