@@ -43,7 +43,7 @@ class Commands:
         """Called once a second."""
 
     def idle(self) -> None:
-        """Nothing runs or waits, and nothing is cached or that has lasted for a while."""
+        """Nothing runs or waits: the cache was emptied, or that has lasted for a while."""
 
 
 class ControlHandler:
