@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from radixlm.admission_order.ordered_queue import OrderedQueue
-from radixlm.admission_order.preemption import PriorityPreemption
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.double_sparsity import load_sparsity
 from radixlm.attention.select import make_backend
@@ -69,6 +67,7 @@ from radixlm.engine.peering import make_handover
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
+from radixlm.engine.scheduling import make_scheduler
 from radixlm.engine.stores import store_secret
 from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
@@ -78,25 +77,16 @@ from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.live_feed.step_recorder import StepRecorder
-from radixlm.live_feed.tree_view import TreeView
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
-from radixlm.operations.commands import OperatorCommands
-from radixlm.operations.deadlines import RequestDeadlines
-from radixlm.operations.step_log import LoadLog
-from radixlm.parallel.stage_batches import StageBatches
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
-from radixlm.self_check.kv_cache import SelfCheck
-from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
-from radixlm.step_sizes.pacing import ChunkPacer
-from radixlm.weight_updates.commands import WeightCommands
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
 from radixlm.wire.weights import WeightsSource
@@ -366,29 +356,11 @@ def assemble(
             arrivals.bind(kv_manager, ports)
             for feature in handover:
                 feature.bind(ports)
-        interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         versioned = replace(limits, weights_version=engine.updater.namespace)
-        queue = OrderedQueue(limits, kv_manager.prefix_cache)
-        made = Scheduler(
-            versioned,
-            executor,
-            channel,
-            kv_manager,
-            hooks,
-            interval,
-            drafting=drafting,
-            recorder=None if ring is None else StepRecorder(ring),
-            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
-            pacer=ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None,
-            continuous=ContinuousDecoding(limits, kv_manager),
-            queue=queue,
-        )
-        made.planner.preemption = PriorityPreemption(made.planner, queue)
-        made.step_log, made.deadlines = LoadLog(made), RequestDeadlines(made)
-        if limits.stages > 1:
-            made.planner.stages = StageBatches(made.planner)
-        return made
+        interval = config.schedule.stream_interval
+        parts = versioned, executor, channel, kv_manager, hooks, interval
+        return make_scheduler(*parts, drafting, None if ring is None else StepRecorder(ring))
 
     scheduler = make()
     peers.agree(())  # all ranks are ready
