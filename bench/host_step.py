@@ -17,11 +17,13 @@ from radixlm.base.errors import InvariantError
 from radixlm.config.grammar import GrammarConfig
 from radixlm.cuda_graphs.graphs import StepGraphs
 from radixlm.cuda_graphs.recorded import RecordedSteps
+from radixlm.devices.device import CpuDevice, Graph, Work
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog
-from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -150,7 +152,7 @@ class Steps:
         whole   a tick of the loop
         """
         owners: dict[str, tuple[Any, str]] = {
-            "pack": (self.runner.inputs.packer, "pack"),
+            "pack": (self.runner.recorded, "pack"),
             "plan": (self.scheduler.planner, "plan"),
             "launch": (self.runner, "forward"),
             "draw": (self.runner, "sample"),
@@ -198,7 +200,7 @@ def _runner(limits: Limits) -> Runner:
 def _features() -> Hooks:
     """The features that every server has."""
     grammar = GrammarFeature(GrammarConfig(), _no_tokenizer, VOCAB, (0,), overlaps=False)
-    return Hooks((grammar, InflightLog()))
+    return Hooks((grammar, InflightLog(), LogprobBudget(), OutputBuffer()))
 
 
 def _no_tokenizer() -> Tokenizer:

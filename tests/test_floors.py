@@ -15,14 +15,15 @@ ROOT = Path(__file__).parents[1] / "src" / "radixlm"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
-    ("config", "memory", "kernels", "text", "multimodal", "distributed", "hub"),
+    ("config", "memory", "kernels", "text", "multimodal", "distributed", "devices", "hub"),
     ("pools", "quant", "sampling", "grammar"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),
     ("intake", "scheduler", "executor"),
     tuple(
         "speculative lora media cuda_graphs parallel warm_restart kv_events live_feed "
-        "continuation weight_updates".split()
+        "continuation weight_updates self_check hidden_outputs step_sizes admission_order "
+        "operations tails".split()
     ),
     ("engine",),
     ("entrypoints",),
@@ -40,7 +41,8 @@ SIDEWAYS = {
 }
 TORCH_FREE = (
     "base arch wire observe config memory text intake scheduler entrypoints router lang tiers "
-    "hub warm_restart kv_events live_feed continuation weight_updates".split()
+    "hub warm_restart kv_events live_feed continuation weight_updates self_check "
+    "admission_order operations tails".split()
 )
 TORCH_FREE_FILES = {
     *("engine/intake.py", "lora/registry.py"),

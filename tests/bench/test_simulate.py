@@ -13,6 +13,7 @@ from tests.bench.scripts import bench_module
 
 from radixlm.base.errors import ConfigError
 from radixlm.bench.cli import run
+from radixlm.self_check.kv_cache import find_violations
 
 cluster_, cost_ = bench_module("simulate.cluster"), bench_module("simulate.cost")
 layout_, machine_ = bench_module("simulate.layout"), bench_module("simulate.machine")
@@ -33,7 +34,7 @@ def simulate(*pools: Any, mix: str = "chat", rate: float = 8.0, **settings: Any)
     for unit in cluster.units:
         for worker in unit.workers:
             assert not worker.requests and worker.items is None
-            assert worker.kv_manager.find_violations([]) == []
+            assert find_violations(worker.kv_manager) == []
     return cluster
 
 

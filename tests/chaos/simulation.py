@@ -16,6 +16,7 @@ from radixlm.engine.intake import ServerIntake
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.request_state import RequestState
+from radixlm.self_check.kv_cache import find_violations
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.replies import ControlReply
@@ -185,7 +186,7 @@ class World:
         scheduler, kv_manager = self.bench.scheduler, self.bench.kv_manager
         assert not scheduler.planner.running and not len(scheduler.queue)
         assert not scheduler.committer.requests and not scheduler.inflight
-        assert kv_manager.find_violations([]) == [] and scheduler.controls.num_breaches == 0
+        assert find_violations(kv_manager) == [] and scheduler.controls.num_breaches == 0
         scheduler.hooks.flush()
         kv_manager.prefix_cache.reset()
         assert kv_manager.num_used_tokens == 0

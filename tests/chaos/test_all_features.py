@@ -277,7 +277,7 @@ def _run(
         ends[end] = ends.get(end, 0) + 1
     world.check_invariants()
     assert not world.grammar.states
-    assert not world.bench.scheduler.committer._buffered
+    assert not world.bench.outputs.num_buffered
     return ends
 
 

@@ -14,7 +14,7 @@ from radixlm.cuda_graphs.graphs import (
     graph_sizes,
     prompt_sizes,
 )
-from radixlm.executor.device import CpuDevice
+from radixlm.devices.device import CpuDevice
 
 
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)

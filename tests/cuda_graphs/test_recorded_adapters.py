@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from radixlm.cuda_graphs.recorded_adapters import RecordedAdapters
-from radixlm.executor.device import CpuDevice
+from radixlm.devices.device import CpuDevice
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.lora import LoraLayout, LoraRows, PackedAdapter
 from radixlm.lora.table import AdapterTable

@@ -18,7 +18,8 @@ from radixlm import Engine
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import bind
 from radixlm.models.decoder import DecoderModel
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.models.taps import HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 
 
 class Tapped(StepRunner):

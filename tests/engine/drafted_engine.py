@@ -35,7 +35,7 @@ def drafted_engine(drafts: ForcedDrafts | None, **options: Any) -> Iterator[radi
                 return Scheduler(limits, runner, channel, kv_manager, hooks, *rest, **more)
 
             patch.setattr(assembly, "limits_for_pools", limits_for_pools)
-            patch.setattr(assembly, "Scheduler", scheduler)
+            patch.setattr("radixlm.engine.scheduling.Scheduler", scheduler)
         settings = {"cpu_threads": 1, "log_level": "error", "random_seed": 1, **options}
         with radixlm.Engine(**settings) as engine:
             yield engine

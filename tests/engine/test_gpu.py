@@ -13,11 +13,11 @@ import radixlm
 from radixlm.base.errors import ConfigError
 from radixlm.config import resolve as resolving
 from radixlm.config.server_config import ServerConfig
-from radixlm.cuda_graphs.cuda_device import CudaDevice, cuda_device
 from radixlm.cuda_graphs.graphs import GraphSizes
+from radixlm.devices.cuda import CudaDevice, cuda_device
+from radixlm.devices.device import CpuDevice
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
-from radixlm.executor.device import CpuDevice
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Items, StepPlan
 from tests.fakes.tiny_checkpoint import cached_tiny

@@ -16,6 +16,7 @@ from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.entrypoints.answers import MetaInfo
 from radixlm.entrypoints.http.openai.protocol import ChatRequest, CompletionRequest
 from radixlm.entrypoints.http.openai.usage import extension
+from radixlm.entrypoints.sequences import take_rows
 from radixlm.intake.records import Output
 from radixlm.models.decoder import DecoderModel
 
@@ -170,9 +171,9 @@ def test_openai_answers_have_them_in_sglext(kind: Any) -> None:
         return kind(messages=[], prompt="", **fields)
 
     first, last = Output(routed_experts=[b"ab", b"c"]), Output(routed_experts=[b"d"])
-    last.take_rows(first)
+    take_rows(last, first)
     later = Output()
-    later.take_rows(last)
+    take_rows(later, last)
     wanted = base64.b64encode(b"abcd").decode()
     shown = extension(body(return_routed_experts=True), [later, Output()])
     assert shown == {"sglext": {"routed_experts": wanted}}

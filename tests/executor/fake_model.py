@@ -7,6 +7,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.models.pooler import Pooler
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
@@ -64,7 +65,8 @@ def make_runner(num_spaces: int = 1, max_pages: int = 8) -> tuple[Runner, FakeMo
     tables = DeviceTables(SLOTS, max_pages, num_spaces, CPU)
     sampling = SamplingTable(SLOTS, VOCAB, CPU)
     spaces = tuple(range(num_spaces))
+    outputs = HiddenReader(model, tables, Pooler())
     return Runner(
-        RunnerParts(model, FakeAttention(), tables, sampling, pooler=Pooler()),
+        RunnerParts(model, FakeAttention(), tables, sampling, outputs=outputs),
         RunnerOptions(PAGE, spaces, (0,)),
     ), model

@@ -15,17 +15,22 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.cuda_graphs.graphs import StepGraphs
 from radixlm.cuda_graphs.recorded import RecordedSteps
-from radixlm.executor.device import CpuDevice, Device
+from radixlm.devices.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
+from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
+from radixlm.models.pooler import Pooler
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
+from radixlm.self_check.kv_cache import find_violations
 from radixlm.speculative.device.drafter import DeviceProposals, StepTail
 from radixlm.speculative.device.tail import DraftTail
 from radixlm.step.batch import ForwardBatch
@@ -222,6 +227,7 @@ class OverlapHarness:
                 tables,
                 sampling,
                 device=self.device,
+                outputs=HiddenReader(self.model, tables, Pooler()),
                 end=end,
             ),
             runner_options,
@@ -235,7 +241,7 @@ class OverlapHarness:
             recorded.capture_prompts(StepGraphs(self.device, prompt_sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
-        hooks = Hooks((Countdown(),))
+        hooks = Hooks((Countdown(), LogprobBudget(), OutputBuffer()))
         drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.scheduler = Scheduler(
@@ -289,7 +295,7 @@ class OverlapHarness:
         else:
             raise AssertionError(f"not finished: {set(self.out) - set(self.finish)}")
         self.tick()
-        assert not self.scheduler.planner.running and self.kv_manager.find_violations([]) == []
+        assert not self.scheduler.planner.running and find_violations(self.kv_manager) == []
 
 
 def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:

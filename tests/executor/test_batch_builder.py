@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.executor.batch_builder import prepare
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import CPU, PAGE, FakeAttention
+from tests.fakes.step_batch import prepare
 
 MAX_PAGES = 8
 

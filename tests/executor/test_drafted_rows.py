@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from radixlm.cuda_graphs.dummy_run import DummyRun
-from radixlm.executor.device import CpuDevice
+from radixlm.devices.device import CpuDevice
 from radixlm.executor.results import StepHandle
 from radixlm.step.plan import Items, StepPlan
 from radixlm.wire.requests import LogprobParams

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from radixlm.base.errors import InvariantError
 from radixlm.base.lazy import load
 from radixlm.cuda_graphs.graphs import GraphSizes
-from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
+from radixlm.devices.copies import AsyncCopy, PinnedRing
+from radixlm.devices.device import CpuDevice
 from radixlm.sampling.cuda import GpuSampler, SamplerKernels
 from radixlm.wire.requests import LogprobParams
 from tests.executor.overlap_harness import OverlapHarness, workload

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.executor import results as results_module
 from radixlm.executor.runner import Runner
+from radixlm.hidden_outputs import reader as reader_module
 from radixlm.step.plan import Admission, Item, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 from tests.executor.fake_model import DIM, VOCAB, make_runner
+from tests.fakes.step_results import item_results
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -53,7 +54,7 @@ def _decode(slot: int, place: int, **fields: Any) -> Item:
 def _step(runner: Runner, *items: Item, **plan: Any) -> list[ItemResult]:
     step = runner.forward(StepPlan(0, items, **plan))
     runner.sample(step, plan.get("masks", {}))
-    return runner.read(step).items
+    return item_results(runner.read(step))
 
 
 def _start(runner: Runner, *prompts: list[int], **fields: Any) -> list[ItemResult]:
@@ -105,7 +106,7 @@ def test_masks_belong_to_their_items() -> None:
         )
     )
     runner.sample(step, {2: mask})
-    assert [g.tokens for g in runner.read(step).items] == [(), (4,), (12,)]
+    assert [g.tokens for g in item_results(runner.read(step))] == [(), (4,), (12,)]
 
 
 def _expected(prev: int, token: int) -> float:
@@ -128,7 +129,7 @@ def _joined(parts: list[Logprobs | None]) -> Logprobs:
 def test_prompt_logprobs_do_not_depend_on_chunks(
     monkeypatch: pytest.MonkeyPatch, prompt_from: int, cuts: tuple[int, ...], rows: int
 ) -> None:
-    monkeypatch.setattr(results_module, "PROMPT_ROWS", rows)
+    monkeypatch.setattr(reader_module, "PROMPT_ROWS", rows)
     runner, _ = make_runner()
     prompt = [3, 9, 4, 4, 15, 0, 7]
     need = LogprobParams(prompt_from, top=2, token_ids=(1, 8))
@@ -182,10 +183,10 @@ def test_an_aborted_pooling_request_leaves_no_state() -> None:
     prompt = [3, 9, 4]
     item = _chunk(0, prompt, 0, 2, pooling=PoolingParams(), emit=False)
     (got,) = _step(runner, item, admissions=(_admission(0, prompt),), pages=(_pages(0),))
-    assert got.pooled is None and runner.pooler.num_kept == 1
+    assert got.pooled is None and runner.outputs.pooler.num_kept == 1
     other = _chunk(1, [5], 0, 1)
     _step(runner, other, releases=(0,), admissions=(_admission(1, [5]),), pages=(_pages(1),))
-    assert not runner.pooler.num_kept
+    assert not runner.outputs.pooler.num_kept
 
 
 def test_a_pooling_request_gets_a_vector_and_no_token() -> None:

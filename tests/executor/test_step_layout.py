@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from radixlm.cuda_graphs.graph_inputs import pack_decodes
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.step_layout import SamplingParamTable, StepPacker
+from radixlm.executor.step_layout import StepPacker
+from radixlm.sampling.plain import SamplingParamTable
 from radixlm.sampling.table import SlotState
 from radixlm.step.plan import Admission, DecodeBatch, Items, NewPages, PageUpdate
 from radixlm.wire.sampling_params import SamplingParams
@@ -40,9 +42,9 @@ def test_a_reused_layout_equals_a_new_one(padded: int) -> None:
         starts = np.array([rng.randrange(40) for _ in batch.slots], np.int64)
         items = Items(batch, starts)
         host, fresh = (torch.full((packer.num_ints,), -7, dtype=torch.int32) for _ in range(2))
-        kept_shape, num = packer.pack(items, host, padded)
+        kept_shape, num = pack_decodes(items, padded, packer, host)
         other = StepPacker(tables, draws, SLOTS, 16, 16)
-        shape, _ = other.pack(Items.of(tuple(items)), fresh, padded)
+        shape, _ = pack_decodes(Items.of(tuple(items)), padded, other, fresh)
         assert host.tolist() == fresh.tolist() and num == packer.num_head
         assert (kept_shape.max_kv_len, kept_shape.kinds) == (shape.max_kv_len, shape.kinds)
         assert kept_shape.slots_R.tolist() == batch.slots.tolist()

@@ -166,7 +166,7 @@ def install() -> None:
 
 def rerun_graphs() -> None:
     """A replayed graph repeats its captured work. Call it after `install`."""
-    from radixlm.cuda_graphs.cuda_device import CudaDevice  # reads torch.cuda at import
+    from radixlm.devices.cuda import CudaDevice  # reads torch.cuda at import
 
     capture = CudaDevice.capture
 

@@ -17,6 +17,7 @@ from radixlm.base.record import replace
 from radixlm.step.masks import Masks
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult, StepResult
+from tests.fakes.step_results import step_result
 
 VOCAB = 31
 EOS = 0
@@ -204,7 +205,7 @@ class FakeExecutor:
         )
 
     def read(self, step: FakeStep) -> StepResult:
-        return replace(StepResult.of(step.plan.items, step.results), winners=step.winners)
+        return replace(step_result(step.plan.items, step.results), winners=step.winners)
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         if verb == "release_memory":
@@ -340,4 +341,4 @@ class GroupedExecutor:
         won = [Items.of(one.plan.items).paths[i] for one in steps for i in one.winners.values()]
         index = {path.page_row: i for i, path in enumerate(items.paths)}
         winners = {row_of[path.slot]: index[path.page_row] for path in won}
-        return replace(StepResult.of(items, results), winners=winners)
+        return replace(step_result(items, results), winners=winners)

@@ -25,6 +25,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.intake import ServerIntake
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http.app import create_app, make_uvicorn
+from radixlm.hidden_outputs.buffer import OutputBuffer
 from radixlm.intake.facts import IntakeFacts
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
@@ -32,10 +33,13 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
+from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.deadlines import RequestDeadlines
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.self_check.kv_cache import SelfCheck, find_violations
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Item, StepPlan
 from radixlm.step.result import ItemResult, StepResult
@@ -46,6 +50,7 @@ from radixlm.wire.link import ThreadLink
 from radixlm.wire.replies import Logprobs, Ready
 from radixlm.wire.requests import Shutdown
 from tests.fakes import toy_tokenizer
+from tests.fakes.step_results import step_result
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -98,7 +103,7 @@ class ScriptedExecutor:
             time.sleep(SLOW_S)
 
     def read(self, step: StepPlan) -> StepResult:
-        return StepResult.of(step.items, [self._result(item) for item in step.items])
+        return step_result(step.items, [self._result(item) for item in step.items])
 
     def _result(self, item: Item) -> ItemResult:
         got = ItemResult()
@@ -166,10 +171,11 @@ class FakeEngine:
             self.executor,
             self.theirs,
             self.kv_manager,
-            Hooks(()),
+            Hooks((OutputBuffer(),)),
             recorder=StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
+            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
         )
+        self.scheduler.deadlines = RequestDeadlines(self.scheduler)
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
     def start(self) -> None:
@@ -182,7 +188,7 @@ class FakeEngine:
         self.thread.join(60)
         self.intake.replicas.close()
         assert not self.thread.is_alive(), "the scheduler does not stop"
-        assert self.kv_manager.find_violations([]) == []
+        assert find_violations(self.kv_manager) == []
 
 
 class ScriptedServer:

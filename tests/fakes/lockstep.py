@@ -15,7 +15,7 @@ class LockstepLink(ThreadLink):
     """The next message comes when all Outputs of the last one are read."""
 
     def start(self, handler: Handler) -> None:
-        intake: TokenizerManager = handler.args[0].__self__  # type: ignore[attr-defined]
+        intake: TokenizerManager = handler.func.__self__  # type: ignore[attr-defined]
         loop, waiting = asyncio.get_running_loop(), deque[Any]()
         states: set[RequestState] = set()
 

@@ -5,20 +5,33 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from radixlm.admission_order.ordered_queue import OrderedQueue
+from radixlm.admission_order.preemption import PriorityPreemption
 from radixlm.base.record import replace
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
+from radixlm.media.encoder_budget import EncoderBudget
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.observe.ring import StepRing
+from radixlm.operations.commands import OperatorCommands
+from radixlm.operations.deadlines import RequestDeadlines
+from radixlm.operations.step_log import LoadLog
 from radixlm.parallel.grouped_kv_cache import GroupedKVCacheManager
+from radixlm.parallel.stage_batches import StageBatches
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
+from radixlm.self_check.kv_cache import SelfCheck, find_violations
+from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
+from radixlm.step_sizes.pacing import ChunkPacer
+from radixlm.tails.page_tails import PageTails
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
@@ -86,7 +99,10 @@ class SchedulerHarness:
             cache = (
                 RadixCache(allocator, size, window=group) if radix else PrefixCache(size, is_hybrid)
             )
-            return KVCacheManager(allocator, slot_allocator, cache, size, window_pages, min_tail)
+            manager = KVCacheManager(allocator, slot_allocator, cache, size, window_pages)
+            if min_tail is not None:
+                PageTails(manager, min_tail)
+            return manager
 
         def make_executor() -> FakeExecutor:
             sizes = num_pages + 1, size, slots + 1, num_window
@@ -102,7 +118,10 @@ class SchedulerHarness:
             ranges = [SlotAllocator(each, group * each) for group in range(groups)]
             self.kv_manager = GroupedKVCacheManager([make_manager(one) for one in ranges])
             self.executor = GroupedExecutor([make_executor() for _ in ranges], each)
-        hooks, self.drafts = Hooks(features), drafts
+        self.encoder_budget = EncoderBudget(self.limits.step_tokens)
+        self.outputs, self.drafts = OutputBuffer(), drafts
+        budgets = LogprobBudget(self.limits.chunked), self.encoder_budget
+        hooks = Hooks((*features, *budgets, self.outputs))
         drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
@@ -115,8 +134,16 @@ class SchedulerHarness:
             clock=lambda: self.now_s,
             drafting=drafting,
             recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
+            commands=(OperatorCommands, WeightCommands, TreeView, SelfCheck),
+            pacer=ChunkPacer(target_s) if (target_s := self.limits.target_itl_s) != 0 else None,
+            continuous=ContinuousDecoding(self.limits, self.kv_manager),
+            queue=(queue := OrderedQueue(self.limits, self.kv_manager.prefix_cache)),
         )
+        self.scheduler.step_log = LoadLog(self.scheduler)
+        self.scheduler.deadlines = self.deadlines = RequestDeadlines(self.scheduler)
+        planner = self.scheduler.planner
+        planner.preemption = PriorityPreemption(planner, queue)
+        planner.stages = StageBatches(planner) if self.limits.stages > 1 else None
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
         self.cached: dict[str, int] = {}
@@ -159,7 +186,7 @@ class SchedulerHarness:
         self.tick()
         assert not self.scheduler.planner.running
         assert not self.scheduler.committer.requests
-        assert self.kv_manager.find_violations([]) == []
+        assert find_violations(self.kv_manager) == []
         assert self.scheduler.controls.num_breaches == 0
 
 

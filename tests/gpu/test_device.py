@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.cuda_graphs.cuda_device import CudaDevice, cuda_device
 from radixlm.cuda_graphs.graphs import StepGraphs
-from radixlm.executor.device import PinnedRing
+from radixlm.devices.copies import PinnedRing
+from radixlm.devices.cuda import CudaDevice, cuda_device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.plain_sampling import SamplingKinds, fused_sampler, sample_plain
-from radixlm.executor.step_layout import (
-    POSITION,
-    TEMPERATURE,
-    DeviceStepBuffer,
+from radixlm.executor.step_layout import POSITION, DeviceStepBuffer, StepPacker
+from radixlm.sampling.plain import (
+    SamplingKinds,
     SamplingParamTable,
-    StepPacker,
+    fused_sampler,
+    sample_plain,
 )
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.plan import Item, Items
@@ -87,16 +86,15 @@ def test_samples_equal_those_of_the_cpu(device: CudaDevice, fused: bool) -> None
     host = torch.zeros(packer.num_ints, dtype=torch.int32)
     items = tuple(Item(str(s), s, 3 + s, 1, None, True) for s in range(rows))
     packer.pack(Items.of(items), host)
-    want = sample_plain(
-        logits.clone(), DeviceStepBuffer(host, packer), SamplingKinds(True, False, True)
-    )
+    numbers, needs = DeviceStepBuffer(host, packer), SamplingKinds(True, False, True)
+    want = sample_plain(logits.clone(), numbers.params(rows), numbers.field(POSITION, rows), needs)
     numbers = DeviceStepBuffer(host.cuda(), packer)
+    params, positions = numbers.params(rows), numbers.field(POSITION, rows)
     if fused:
         assert fused_kernel is not None
-        positions = numbers.field(POSITION, rows)
-        got, is_bad = fused_kernel(logits.cuda(), numbers.head_FN[TEMPERATURE:, :rows], positions)
+        got, is_bad = fused_kernel(logits.cuda(), params, positions)
         assert not is_bad.any()
     else:
-        got = sample_plain(logits.cuda(), numbers, SamplingKinds(True, False, True))
+        got = sample_plain(logits.cuda(), params, positions, needs)
     same = (got.cpu() == want).numpy()
     assert same[np.arange(rows) % 5 == 0].all() and same.mean() >= 0.95

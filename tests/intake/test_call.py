@@ -8,7 +8,9 @@ import itertools
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.intake.call import STARTS_PER_TURN, Call, check_sequences, paced
+from radixlm.entrypoints.sequences import STARTS_PER_TURN, check_sequences, paced
+from radixlm.hidden_outputs.checks import add_logprobs
+from radixlm.intake.call import Call
 
 
 async def _settled(turns: int = 50) -> None:
@@ -105,6 +107,6 @@ def test_sequences_and_logprobs_of_a_call_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match=r"--max-sequences-per-call.*at most 4 prompts"):
         check_sequences(5, 4, 16, "text")
     call = Call()
-    call.add_logprobs(60, 100)
+    add_logprobs(call, 60, 100)
     with pytest.raises(InvalidRequest, match=r"120 log-probabilities.*100 \(--max-logprobs\)"):
-        call.add_logprobs(60, 100)
+        add_logprobs(call, 60, 100)

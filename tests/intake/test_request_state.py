@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from radixlm.hidden_outputs.token_rows import TokenRows
+from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.request_state import RequestState, _cut
 from radixlm.wire.replies import Finish, Logprobs, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
@@ -62,7 +64,8 @@ def test_experts_of_a_new_engine_come_once(with_hidden: bool) -> None:
         return_routed_experts=True,
     )  # fmt: skip
     state = RequestState(wire, 0, _Letters(), None)  # type: ignore[arg-type]
-    state.row_bytes, state.skip_routed = (2 * with_hidden, 3), 3
+    state.rows = rows_of_tokens = TokenRows(wire, 1, IntakeFacts(9, 9))
+    rows_of_tokens._row_bytes, rows_of_tokens._skip_routed = (2 * with_hidden, 3), 3
     state.apply_delta(TokenDelta("r", [97], hidden_states=[rows(0, 1), rows(2)]))
     state.resume_request()
     state.apply_delta(TokenDelta("r", [98], hidden_states=[rows(0, 1, 2, 3)]))

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import zmq
 
 from radixlm.base.errors import ConfigError
 from radixlm.kv_events.cached_pages import PublishedPages
+from radixlm.kv_events.observers import describe
 from radixlm.kv_events.options import KvEventsOptions, read_options, server_facts
 from radixlm.kv_events.publisher import BOOT_STEP, KvEventPublisher, PageGroup, Stored, joined
 from radixlm.memory.pages import PageAllocator
@@ -48,7 +50,8 @@ class World:
         self.pages = PageAllocator(60, PAGE)
         self.cache = RadixCache(self.pages, PAGE)
         names = {ADAPTER: "poet"}
-        self.cache.events = PublishedPages(self.publisher, PAGE, names, self.cache.describe)
+        tell_all = partial(describe, self.cache)
+        self.cache.events = PublishedPages(self.publisher, PAGE, names, tell_all)
 
     def restart(self):
         self.publisher.close()

@@ -3,6 +3,7 @@
 import numpy as np
 
 from radixlm.memory.prefix.base import PrefixCache
+from radixlm.self_check.audit import audit
 
 
 def test_nothing_is_cached():
@@ -22,8 +23,8 @@ def test_nothing_is_cached():
     assert cache.find_tail(match.handle, ids[:3]) is None
     assert not cache.insert_tail(match.handle, ids[:3], 1)
     cache.reset()
-    audit = cache.audit([(match.handle, True), (None, True)])
-    assert audit.violations == [] and len(audit.paths) == len(audit.window_paths) == 2
+    found = audit(cache, [(match.handle, True), (None, True)])
+    assert found.violations == [] and len(found.paths) == len(found.window_paths) == 2
 
 
 def test_hybrid_rows_are_empty_not_absent():

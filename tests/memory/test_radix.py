@@ -7,6 +7,7 @@ from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle
 from radixlm.memory.prefix.radix import RadixCache
+from radixlm.self_check.audit import audit
 
 
 def ids(*tokens):
@@ -84,7 +85,7 @@ def test_a_handle_survives_splits_above_it():
     cache.lock(long.handle)
     cache.match(ids(1, 2, 3, 4))
     cache.match(ids(1, 2))
-    assert cache.audit([(long.handle, True)]).paths[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert audit(cache, [(long.handle, True)]).paths[0].tolist() == [1, 2, 3, 4, 5, 6]
     assert cache.evict(9) == 0
     cache.unlock(long.handle)
     assert cache.num_locked == 0 and cache.evict(9) == 6
@@ -184,7 +185,7 @@ def test_inserting_pages_of_others_is_refused():
         cache.insert(ids(5, 6), result.pages)
     with pytest.raises(InvariantError, match="free"):
         cache.insert(ids(5), ids(40))
-    assert cache.audit([]).violations == [] and cache.total_pages == 2
+    assert audit(cache, []).violations == [] and cache.total_pages == 2
 
 
 def test_window_pages_need_a_window_group():

@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixlm.memory.pages import CACHED, PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
+from radixlm.self_check.audit import audit
+from radixlm.tiers.ahead import next_evicted
 
 NUM_PAGES = 40
 
@@ -168,7 +170,7 @@ class RadixMachine(RuleBasedStateMachine):
     def evict(self, num_pages):
         num_evictable = self.cache.num_evictable
         free = set(self.pool.pages_in(0).tolist())
-        prefixes = self.cache.next_evicted(num_pages)
+        prefixes = next_evicted(self.cache, num_pages)
         for prefix in prefixes:
             path = self.model.prefixes(prefix.ids.tolist(), prefix.namespace)
             assert [self.model.entries[p].page for p in path] == prefix.pages.tolist()
@@ -189,10 +191,10 @@ class RadixMachine(RuleBasedStateMachine):
     def accounting_balances(self):
         if not hasattr(self, "cache"):
             return
-        audit = self.cache.audit([(handle, True) for handle, _ in self.locked])
-        assert audit.violations == [] and self.pool.audit() == []
+        found = audit(self.cache, [(handle, True) for handle, _ in self.locked])
+        assert found.violations == [] and self.pool.audit() == []
         pages = sorted(entry.page for entry in self.model.entries.values())
-        assert sorted(audit.pages.tolist()) == pages == self.pool.pages_in(CACHED).tolist()
+        assert sorted(found.pages.tolist()) == pages == self.pool.pages_in(CACHED).tolist()
         assert self.cache.total_pages == len(pages)
         num_locked = sum(self.model.is_locked(prefix) for prefix in self.model.entries)
         assert self.cache.num_locked == num_locked

@@ -12,6 +12,7 @@ from radixlm.memory.pages import CACHED, PageAllocator
 from radixlm.memory.prefix.base import Tail
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup
+from radixlm.self_check.audit import audit
 
 NUM_PAGES = 60
 SIZE = 4
@@ -76,13 +77,13 @@ class Prompts:
         return next((end for end in ends if (key, tuple(tokens[:end])) in self.known), 0)
 
     def check(self) -> None:
-        audit = self.cache.audit([])
-        assert audit.violations == [] and self.pool.audit() == []
-        assert sorted(audit.pages.tolist()) == self.pool.pages_in(CACHED).tolist()
-        assert self.pool.num_free + len(audit.pages) == self.pool.num_total
+        found = audit(self.cache, [])
+        assert found.violations == [] and self.pool.audit() == []
+        assert sorted(found.pages.tolist()) == self.pool.pages_in(CACHED).tolist()
+        assert self.pool.num_free + len(found.pages) == self.pool.num_total
         if self.second is not None:
-            assert sorted(audit.window_pages.tolist()) == self.second.pages_in(CACHED).tolist()
-            assert self.second.num_free + len(audit.window_pages) == self.second.num_total
+            assert sorted(found.window_pages.tolist()) == self.second.pages_in(CACHED).tolist()
+            assert self.second.num_free + len(found.window_pages) == self.second.num_total
 
 
 texts = st.lists(st.integers(0, 1), max_size=3 * SIZE)
@@ -170,7 +171,7 @@ def test_damage_is_found() -> None:
     prompts.put([1, 2, 3, 4, 5])
     node = next(iter(prompts.cache.tree.root.children.values()))
     node.heads = []
-    assert "its children are" in prompts.cache.audit([]).violations[0]
+    assert "its children are" in audit(prompts.cache, []).violations[0]
 
 
 class Log:

@@ -5,11 +5,11 @@ import pytest
 from tests.memory.two_pools import TwoPools
 
 from radixlm.base.errors import InvariantError
-from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
+from radixlm.self_check.check import Holding, check, repair
 
 
 def ids(*tokens):
@@ -166,7 +166,7 @@ def test_full_eviction_leaves_no_window_candidates():
     put(pools, cache, ids(9, 9))
     put(pools, cache, ids(1, 2, 3, 4))
     assert cache.evict(99) == 6
-    assert not cache.window._queue._members and not cache._queue._members
+    assert not cache.window.queue._members and not cache.queue._members
 
 
 def test_wrong_use_is_refused():

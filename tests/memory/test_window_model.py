@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.memory.two_pools import TwoPools
 
-from radixlm.memory.check import Holding, check
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import Handle
 from radixlm.memory.prefix.node import page_ids
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup
 from radixlm.memory.slots import SlotAllocator
+from radixlm.self_check.check import Holding, check
 
 
 @dataclass

@@ -27,7 +27,8 @@ from radixlm.models.build import build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel
 from radixlm.models.program.step import why_no_program
-from radixlm.step.batch import HiddenNeeds, InputEmbeds
+from radixlm.models.taps import HiddenNeeds
+from radixlm.step.batch import InputEmbeds
 from radixlm.weights.load import load_weights
 
 BACKENDS = ["torch_native", pytest.param("cpu", marks=pytest.mark.skipif(

@@ -16,7 +16,7 @@ from tests.models.test_decoder import relative_error
 from tests.models.test_drafts import BACKENDS, DIM, ids_and_hidden, kernels_of, loaded, run
 from tests.models.test_mtp_families import reference
 
-from radixlm.step.batch import HiddenNeeds
+from radixlm.models.taps import HiddenNeeds
 
 DENSE_LLAMA4 = {"interleave_moe_layer_step": 2, "moe_layers": [], "no_rope_layers": [1]}
 # architecture of the head -> of its model, settings of a model with the head's layer only

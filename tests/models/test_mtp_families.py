@@ -19,7 +19,7 @@ from tests.models.test_drafts import BACKENDS, DIM, ids_and_hidden, kernels_of, 
 from radixlm.arch.draft import num_streams
 from radixlm.arch.hf import describe_draft
 from radixlm.engine.draft_fit import completed
-from radixlm.step.batch import HiddenNeeds
+from radixlm.models.taps import HiddenNeeds
 
 STEP3P7 = "Step3p7ForConditionalGeneration"
 _STEP: dict[str, Any] = ARCHITECTURES[STEP3P7]["text_config"]

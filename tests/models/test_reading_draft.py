@@ -16,7 +16,8 @@ from tests.models.test_drafts import BACKENDS, kernels_of
 from radixlm.arch.hf import describe_draft
 from radixlm.layers.context import LayerContext
 from radixlm.models.reading_draft import ReadingDraft, read_layers
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.models.taps import HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.weights.load import load_weights
 
 COUNT = 5  # tokens, within the window

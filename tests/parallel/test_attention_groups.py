@@ -9,6 +9,9 @@ from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
+from radixlm.engine.features.arrival_groups import pages_of_prompts
+from radixlm.self_check.kv_cache import find_violations, repair
+
 
 def prompts(seed: int, count: int, most: int = 40) -> dict[str, list[int]]:
     """Some of which share prefixes."""
@@ -132,9 +135,9 @@ def test_figures_are_of_all_groups_and_a_leak_is_mended() -> None:
     assert load.num_used_tokens == 0
     leaked = manager.parts[1].pages.alloc(3)
     assert leaked is not None and manager.parts[1].slots.alloc() == bench.executor.per_group
-    assert len(manager.find_violations([])) == 2
-    manager.repair([])
-    assert manager.find_violations([]) == []
+    assert len(find_violations(manager)) == 2
+    repair(manager)
+    assert find_violations(manager) == []
     assert manager.parts[1].slots.num_free == bench.executor.per_group
 
 
@@ -143,4 +146,4 @@ def test_pages_for_prompts_are_kept_in_their_own_group() -> None:
     bench.submit("a", list(range(1, 41)), 2)
     bench.tick()
     parts = bench.kv_manager.parts
-    assert [part.pages_of_prompts() for part in parts] == [9, 0]
+    assert [pages_of_prompts(part) for part in parts] == [9, 0]

@@ -20,6 +20,7 @@ from radixlm.engine.features.token_rules import TokenRules
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
+from radixlm.self_check.kv_cache import find_violations
 from radixlm.speculative.drafting import Drafting
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import (
@@ -258,7 +259,7 @@ def play(seed: int, paths: int = 0, passes: int = 1) -> tuple[int, ...]:
         harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)
         for _ in range(rng.choice([0, 0, 1, 4])):
             harness.tick()
-        assert harness.kv_manager.find_violations(harness.scheduler.planner.running) == [], seed
+        assert find_violations(harness.kv_manager, harness.scheduler.planner.running) == [], seed
         if operator.random() < 0.1:
             num_released += release(harness, operator)
         if rng.random() < 0.1:

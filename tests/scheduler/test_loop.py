@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixlm.operations.commands import MAX_SLEEP_S
 from radixlm.scheduler import loop as loop_module
-from radixlm.scheduler.control import MAX_SLEEP_S
 from radixlm.scheduler.limits import RopeLengths
 from radixlm.step.result import StepResult
 from radixlm.wire.media import Media
@@ -19,6 +19,7 @@ from radixlm.wire.replies import ControlReply, Logprobs, StepReply
 from radixlm.wire.requests import AdapterRef, Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts, serve_drawn
+from tests.fakes.step_results import item_results, step_result
 
 POLICIES = [
     *("fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key"),
@@ -264,7 +265,7 @@ def test_prompt_outputs_are_sent_once_after_a_retraction() -> None:
 
     def with_logprobs(step):  # type: ignore[no-untyped-def]
         result = read(step)
-        for item, got in zip(step.plan.items, result.items, strict=True):
+        for item, got in zip(step.plan.items, item_results(result), strict=True):
             if item.targets is not None:
                 got.prompt_logprobs = Logprobs([(0.0, int(t)) for t in item.targets], [], [])
         return result
@@ -296,7 +297,7 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
         for item, got in zip(step.plan.items, step.results, strict=True):
             places = np.arange(item.start, item.start + item.count, dtype=np.float32)
             got.hidden_states = places.tobytes()
-        return StepResult.of(step.plan.items, step.results)
+        return step_result(step.plan.items, step.results)
 
     bench.executor.read = with_states  # type: ignore[method-assign]
     bench.run()
@@ -310,7 +311,7 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
 
 
 def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(log_interval=5)
     for start_s in (500.0, 900.0):  # each after a rest
         bench.now_s = start_s
@@ -326,7 +327,7 @@ def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptu
 
 def test_short_answers_with_rests_tell_a_true_rate(caplog: pytest.LogCaptureFixture) -> None:
     """The line may come at the first step after a rest: it tells what came before it too."""
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(log_interval=5, log_every_s=0.5)
     generated, lines = 0, []
     for call in range(40):
@@ -348,7 +349,7 @@ def test_short_answers_with_rests_tell_a_true_rate(caplog: pytest.LogCaptureFixt
 
 
 def test_a_long_prompt_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    caplog.set_level("INFO", "radixlm.operations.step_log")
     bench = SchedulerHarness(num_pages=128, step_tokens=8)
     bench.submit("short", [1, 2, 3], max_new=2)
     bench.submit("long", list(range(1, 41)) * 2, max_new=2)

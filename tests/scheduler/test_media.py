@@ -7,7 +7,6 @@ from random import Random
 import msgspec
 import pytest
 
-from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.wire.media import Array, Media
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
@@ -146,7 +145,7 @@ def test_the_budget_cuts_before_a_span_of_several_images() -> None:
     first, second, third = images(1, (1, 8), (20, 8), (30, 8))
     second = msgspec.structs.replace(second, bidirectional_spans=((18, 22),))
     bench = SchedulerHarness(num_pages=200, step_tokens=44)
-    bench.scheduler.planner._encoder = EncoderBudget(20)
+    bench.encoder_budget._num_tokens = 20
     bench.submit("a", PROMPT[:44], media=(first, second, third))
     bench.run()
     assert parts(bench, "a") == [(0, 18), (18, 44)]

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 
+from radixlm.admission_order.fair_share import FairShare
 from radixlm.scheduler.hooks import Feature
-from radixlm.scheduler.queue import FairShare
 from radixlm.scheduler.request import Request
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import AbortRequest, Control, LogprobParams
@@ -261,11 +261,11 @@ def test_a_deadline_is_seen_beside_a_request_that_has_just_ended() -> None:
     bench.submit("ends", [1, 2], 2, ignore_eos=True, deadline_s=end_s)
     bench.submit("late", [1, 3], 400, ignore_eos=True, deadline_s=end_s)
     bench.tick()
-    ended, late = bench.scheduler._timed.values()
+    ended, late = bench.deadlines._timed.values()
     while "ends" not in bench.finish:
         bench.tick()
-    bench.scheduler._timed = {"ends": ended, "late": late}
-    bench.scheduler._expire(end_s + 1)
+    bench.deadlines._timed = {"ends": ended, "late": late}
+    bench.deadlines.expire(end_s + 1)
     assert bench.finish["ends"].kind == "length"
     assert late.finish is not None and late.finish.status == 408
 

@@ -17,6 +17,7 @@ import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.page_puts import WriteBack, WriteThrough
+from radixlm.self_check.kv_cache import find_violations, repair
 from radixlm.tiers.base import Cancel, Lookup
 from radixlm.wire.requests import AbortRequest, Control
 from radixlm.wire.transfer import Hint
@@ -51,7 +52,7 @@ class Bench(SchedulerHarness):
     def tick(self) -> None:
         super().tick()
         running = self.scheduler.planner.running
-        assert self.kv_manager.find_violations(running) == []
+        assert find_violations(self.kv_manager, running) == []
 
     def turns(self, count: int, seconds: float = 0.0) -> None:
         """Ticks of so many seconds."""
@@ -462,17 +463,17 @@ def test_write_back_copies_what_would_be_evicted_next() -> None:
 
 def test_the_check_knows_pages_on_their_way() -> None:
     bench = Bench([DictTier()], random.Random(0))
-    kv_manager = bench.kv_manager
-    reserved = kv_manager.reservations.reserve(3)
-    assert reserved is not None and kv_manager.find_violations([]) == []
-    assert kv_manager.reservations.reserve(99) is None
-    kv_manager.reservations._reserved.popitem()
-    (violation,) = kv_manager.find_violations([])
+    kv_manager, reservations = bench.kv_manager, bench.arrivals._groups[0].reservations
+    reserved = reservations.reserve(3)
+    assert reserved is not None and find_violations(kv_manager) == []
+    assert reservations.reserve(99) is None
+    reservations.reserved.popitem()
+    (violation,) = find_violations(kv_manager)
     assert violation.startswith("full: the allocator has 3 pages held by requests, 2 are: 1 leaked")
-    kv_manager.repair([])
-    assert kv_manager.find_violations([]) == []
+    repair(kv_manager)
+    assert find_violations(kv_manager) == []
     with pytest.raises(InvariantError, match="is not reserved"):
-        kv_manager.reservations.release(reserved[0])
+        reservations.release(reserved[0])
 
 
 def test_pages_that_wait_for_drafts_are_free_after_a_retraction() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.models.taps import HiddenNeeds
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -21,7 +22,7 @@ from radixlm.speculative.device.draft_draws import Draw, sharpness
 from radixlm.speculative.device.draft_entries import PageGroups
 from radixlm.speculative.device.drafter import MIN_ROUNDS, FitWatch
 from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items
 from radixlm.wire.sampling_params import SamplingParams
 

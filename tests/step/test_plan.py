@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.step_results import item_results, step_result
 
 from radixlm.step.plan import Item, Items, StepPlan
-from radixlm.step.result import ItemResult, StepResult
+from radixlm.step.result import ItemResult
 from radixlm.wire.requests import LogprobParams
 
 TOKENS = np.array([5, 6, 7], np.int32)  # one for all, because arrays are compared by identity
@@ -43,4 +44,4 @@ def test_results_survive_the_round_trip(drawn: list[tuple[int, int]], odd: int) 
     results = [ItemResult((7 + i,) if it.emit else ()) for i, it in enumerate(items)]
     if odd < len(results):
         results[odd] = ItemResult(error="no")
-    assert StepResult.of(items, results).items == results
+    assert item_results(step_result(items, results)) == results

@@ -12,6 +12,7 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup
+from radixlm.self_check.audit import audit
 from radixlm.warm_restart.journal import PageJournal
 from radixlm.warm_restart.journal_replay import JournalReplay
 
@@ -108,12 +109,12 @@ class Engine:
             assert (self.pools[0, page] == content(0, namespace, tokens)).all()
             if window:
                 assert (self.pools[1, window] == content(1, namespace, tokens)).all()
-        audit = self.cache.audit([])
-        assert audit.violations == []
-        assert sorted(audit.pages) == self.pages.pages_in(2).tolist()
+        found = audit(self.cache, [])
+        assert found.violations == []
+        assert sorted(found.pages) == self.pages.pages_in(2).tolist()
         if self.cache.window is not None:
             allocator = self.cache.window.allocator
-            assert sorted(audit.window_pages) == allocator.pages_in(2).tolist()
+            assert sorted(found.window_pages) == allocator.pages_in(2).tolist()
             assert len(allocator.pages_in(1)) == 0
         assert len(self.pages.pages_in(1)) == 0
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.base.units import format_seconds
-from radixlm.executor.device import Device, Graph
+from radixlm.devices.device import Device, Graph
 
 log = logging.getLogger(__name__)
 

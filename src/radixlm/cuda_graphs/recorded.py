@@ -5,20 +5,30 @@ Legend: R rows with logits, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from radixlm.cuda_graphs.graph_inputs import (
+    Packed,
+    dummy_decodes,
+    dummy_prompt,
+    pack_decodes,
+    pack_drafted,
+    pack_mixed,
+)
 from radixlm.cuda_graphs.graphs import StepGraphs, prompt_rows
 from radixlm.cuda_graphs.recorded_adapters import RecordedAdapters
+from radixlm.devices.device import Device
 from radixlm.executor.batch_builder import BatchBuilder
-from radixlm.executor.device import Device
 from radixlm.executor.interfaces import GraphChoice, Graphs
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner
+from radixlm.executor.step_inputs import StepInputs
+from radixlm.executor.step_layout import StepPacker
 from radixlm.lora.table import AdapterTable
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Items
@@ -70,7 +80,7 @@ class RecordedSteps(Graphs):
         tokens of a row, with its drafts."""
         inputs = self._inputs if width == 1 else self._draft_inputs
         assert inputs is not None, "graphs of drafts in a runner of max_drafts 0"
-        inputs.fill_dummies(graphs.largest)
+        self._fill(inputs, partial(dummy_decodes, graphs.largest))
         family = self.adapted if is_adapted else self.plain
         graphs.capture(partial(self._decode_logits, family, inputs.builder, width))
         if width == 1:
@@ -115,7 +125,13 @@ class RecordedSteps(Graphs):
         return prompt_rows(num_tokens, self._tables.num_slots)
 
     def _fill_prompt(self, num_tokens: int) -> None:
-        self._inputs.fill_dummies(self._prompt_rows(num_tokens), num_tokens)
+        rows = self._prompt_rows(num_tokens)
+        self._fill(self._inputs, partial(dummy_prompt, rows, num_tokens))
+
+    def _fill(self, inputs: StepInputs, pack: Callable[[StepPacker, Tensor], Packed]) -> None:
+        """Copy a step of the dummy slot, and wait for it."""
+        inputs.fill(pack)
+        self._device.record().wait()
 
     # ---- a step ----------------------------------------------------------------------------
 
@@ -155,6 +171,16 @@ class RecordedSteps(Graphs):
         if items.starts.max() + width > self._max_kv_len:
             return GraphChoice()
         return GraphChoice(family.drafts[width].size_for(len(items)), width)
+
+    def pack(self, items: Items, choice: GraphChoice, packer: StepPacker, host: Tensor) -> Packed:
+        """Write the inputs of a step as its graph takes them."""
+        if choice.num_tokens:
+            return pack_mixed(items, choice.rows, choice.num_tokens, packer, host)
+        if not choice.rows:
+            return packer.pack(items, host)
+        if items.drafts is not None:
+            return pack_drafted(items, choice.rows, choice.width, packer, host)
+        return pack_decodes(items, choice.rows, packer, host)
 
     def fill_adapters(self, items: Items, choice: GraphChoice) -> None:
         """Launch what a step with adapters needs besides its graph."""

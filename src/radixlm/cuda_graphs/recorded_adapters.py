@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from radixlm.executor.device import Device, PinnedRing
+from radixlm.devices.copies import PinnedRing
+from radixlm.devices.device import Device
 from radixlm.executor.step_inputs import RING
 from radixlm.kernels.ops.lora import LoraRows, LoraSlots, PackedAdapter
 from radixlm.lora.table import AdapterTable, is_steady

@@ -22,8 +22,9 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
-from radixlm.cuda_graphs.cuda_device import CudaDevice
 from radixlm.cuda_graphs.graphs import NO_GRAPHS, GraphSizes
+from radixlm.devices.cuda import CudaDevice
+from radixlm.devices.device import Device
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
@@ -66,18 +67,17 @@ from radixlm.engine.peering import make_handover
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
+from radixlm.engine.scheduling import make_scheduler
 from radixlm.engine.sharded_save import ShardedSaver
 from radixlm.engine.stores import store_secret
 from radixlm.engine.tensor_controls import TensorControls
 from radixlm.engine.tiers import EnginePages, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.engine.weights_check import WeightsChecker
-from radixlm.executor.device import Device
 from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.live_feed.step_recorder import StepRecorder
-from radixlm.live_feed.tree_view import TreeView
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
@@ -88,7 +88,6 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
-from radixlm.weight_updates.commands import WeightCommands
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.channel import Channel
 from radixlm.wire.weights import WeightsSource
@@ -343,7 +342,8 @@ def assemble(
         policy = write_policy(config.memory, pages.options.page_size)
         secret = store_secret(config)
         arrivals = PageArrivals(pages.manifest.digest, pages.options, policy, secret)
-    features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    own = make_features(config, info, limits, engine.loader)
+    features = [*own, processors, events, *extra_features]
     features += make_cost(config, info.decoder, engine.parts, engine.facts["weight_bytes"])
     if engine.packed.writer is not None:
         features.append(engine.packed)
@@ -358,20 +358,11 @@ def assemble(
             arrivals.bind(kv_manager, ports)
             for feature in handover:
                 feature.bind(ports)
-        interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
-        own = replace(limits, weights_version=engine.updater.namespace)
-        return Scheduler(
-            own,
-            executor,
-            channel,
-            kv_manager,
-            hooks,
-            interval,
-            drafting=drafting,
-            recorder=None if ring is None else StepRecorder(ring),
-            commands=(WeightCommands, TreeView),
-        )
+        versioned = replace(limits, weights_version=engine.updater.namespace)
+        interval = config.schedule.stream_interval
+        parts = versioned, executor, channel, kv_manager, hooks, interval
+        return make_scheduler(*parts, drafting, None if ring is None else StepRecorder(ring))
 
     scheduler = make()
     peers.agree(())  # all ranks are ready

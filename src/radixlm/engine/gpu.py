@@ -14,10 +14,11 @@ from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.parallel import ParallelConfig
 from radixlm.config.server_config import ServerConfig
-from radixlm.cuda_graphs.cuda_device import CudaDevice
 from radixlm.cuda_graphs.dummy_run import DummyRun
 from radixlm.cuda_graphs.graphs import GraphSizes, StepGraphs, graph_sizes, prompt_sizes
 from radixlm.cuda_graphs.recorded import RecordedSteps
+from radixlm.devices.cuda import CudaDevice
+from radixlm.devices.device import CpuDevice, Device
 from radixlm.distributed.device_groups import on_device
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.nccl import NcclComm
@@ -25,7 +26,6 @@ from radixlm.engine.experts import records_experts
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.engine.offload import is_offloading
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.lora.table import AdapterTable

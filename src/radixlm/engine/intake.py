@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from radixlm.base.record import Record
+from radixlm.continuation.resume import preload
 from radixlm.continuation.stream_journal import StreamJournal, current_journal
-from radixlm.intake.facts import IntakeFacts
-from radixlm.intake.observer import Observer
+from radixlm.continuation.streaming import streaming_window
+from radixlm.hidden_outputs.checks import OutputRules
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.lora.registry import AdapterOptions, AdapterRegistry
-from radixlm.text.tokenizer import Tokenizer
 from radixlm.weight_updates.occupation import MemoryOccupation
 from radixlm.weight_updates.registry import WeightsOptions, WeightsRegistry
-from radixlm.wire.link import Link
 
 
 class RegistryOptions(Record):
@@ -33,19 +30,14 @@ class ServerIntake(TokenizerManager):
     weights: WeightsRegistry
     occupation: MemoryOccupation
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        facts: IntakeFacts,
-        link: Link | Sequence[Link],
-        observers: Iterable[Observer] = (),
-        method: str = "round_robin",
-        options: RegistryOptions = DEFAULTS,
-    ) -> None:
-        super().__init__(tokenizer, facts, link, observers, method)
+    def attach(self, options: RegistryOptions | None) -> None:
+        """Set what intake asks of features."""
+        options = options or DEFAULTS
         self.occupation = MemoryOccupation(self)
         self.adapters = AdapterRegistry(self, options.adapters)
         self.weights = WeightsRegistry(self, options.weights)
+        self.outputs, self.preload = OutputRules(), preload
+        self.streaming_window = streaming_window
 
     @property
     def journal(self) -> StreamJournal | None:

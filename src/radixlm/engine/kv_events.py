@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import topology_of
 from radixlm.kv_events.cached_pages import PublishedPages
+from radixlm.kv_events.observers import BothEvents, describe
 from radixlm.kv_events.options import read_options
 from radixlm.kv_events.publisher import KvEventPublisher
-from radixlm.memory.prefix.base import BothEvents
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
@@ -47,9 +48,10 @@ class KvEvents(Feature):
         """Publish the changes of a group's new prefix cache."""
         if self._publishers:
             publisher, own = self._publishers[group], cache.events
-            published = PublishedPages(publisher, self._page_size, self._names, cache.describe)
+            tell_all = partial(describe, cache)
+            published = PublishedPages(publisher, self._page_size, self._names, tell_all)
             if cache.total_pages:
-                cache.describe(published)
+                describe(cache, published)
             self._published[group] = published
             cache.events = published if own is None else BothEvents(own, published)
 

@@ -19,10 +19,10 @@ from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.heap import trim_heap
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.devices.device import Device
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.memory import Pools
 from radixlm.engine.offload import is_offloading
-from radixlm.executor.device import Device
 from radixlm.layers.module import Contents, Module
 from radixlm.models.build import Model
 from radixlm.pools.memory import drop_pages, resident_bytes

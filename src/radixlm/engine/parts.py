@@ -14,6 +14,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.cuda_graphs.graphs import draft_widths
+from radixlm.devices.device import Device
 from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
@@ -29,11 +30,14 @@ from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.profile import Profiler
 from radixlm.engine.rank_processes import topology_of
-from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.hidden_outputs.buffer import OutputBuffer
+from radixlm.hidden_outputs.logprob_budget import LogprobBudget
+from radixlm.hidden_outputs.reader import HiddenReader
 from radixlm.kernels.dispatch import INVARIANT, INVARIANT_OPS
 from radixlm.lora.table import AdapterTable
+from radixlm.media.encoder_budget import EncoderBudget
 from radixlm.media.encoder_cache import EncoderCache
 from radixlm.media.image_vectors import ImageVectors, VectorPooler
 from radixlm.memory.pages import PageAllocator
@@ -64,6 +68,8 @@ from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.speculative.device.parallel_drafter import ParallelDrafter
 from radixlm.speculative.device.reading_drafter import ReadingDrafter
 from radixlm.speculative.device.tail import DraftTail
+from radixlm.step_sizes.further_tokens import FurtherTokens
+from radixlm.tails.page_tails import PageTails
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -129,14 +135,15 @@ def make_runner(
     drafter = _drafter(
         parts, tables, limits, spaces, pools.sizes.num_full + 1, topology_of(config).attn_dp
     )
+    runs = parts.dump or parts.steps or model
     runner_parts = RunnerParts(
-        parts.dump or parts.steps or model,
+        runs,
         parts.attn,
         tables,
         sampling,
         device,
         parts.processors,
-        _pooler(model, parts.media),
+        HiddenReader(runs, tables, _pooler(model, parts.media)),
         parts.media,
         pools.states,
         parts.adapters,
@@ -166,11 +173,14 @@ def make_runner(
     is_piped = pipeline is not None and pipeline.place.rank == 0
     groups = model.context.attention_groups if isinstance(model, DecoderModel) else None
     more: dict[str, Any] = {"last": pipeline} if is_piped else {}
-    if groups is None:
-        return (PipelinedRunner if is_piped else Runner)(runner_parts, options, **more)
-    kind = PipelinedGroupedRunner if is_piped else GroupedRunner
-    more |= {"model": model, "groups": groups}
-    return kind(runner_parts, options, slots_per_group=num_slots // groups.num_groups, **more)
+    kind: type[Runner] = PipelinedRunner if is_piped else Runner
+    if groups is not None:
+        kind = PipelinedGroupedRunner if is_piped else GroupedRunner
+        per_group = num_slots // groups.num_groups
+        more |= {"model": model, "groups": groups, "slots_per_group": per_group}
+    runner = kind(runner_parts, options, **more)
+    runner.further = FurtherTokens(runner)
+    return runner
 
 
 def _followers(device: Device, ranks: Ranks) -> Group | None:
@@ -252,14 +262,10 @@ def _make_manager(
         window = WindowPages(window_pages, table, pools.states is not None)
     prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
     shares_pages = isinstance(prefix_cache, RadixCache)
-    return KVCacheManager(
-        allocator,
-        slots,
-        prefix_cache,
-        page_size,
-        window,
-        pools.min_tail if shares_pages else None,
-    )
+    manager = KVCacheManager(allocator, slots, prefix_cache, page_size, window)
+    if shares_pages and pools.min_tail is not None:
+        PageTails(manager, pools.min_tail)
+    return manager
 
 
 def _make_prefix_cache(
@@ -277,13 +283,14 @@ def _make_prefix_cache(
 
 
 def make_features(
-    config: ServerConfig, info: ModelInfo, loader: AdapterLoader | None
+    config: ServerConfig, info: ModelInfo, limits: Limits, loader: AdapterLoader | None
 ) -> tuple[Feature, ...]:
     """The features, in the order in which their hooks are called."""
+    outputs = LogprobBudget(limits.chunked), EncoderBudget(limits.step_tokens), OutputBuffer()
     lora = LoraFeature(loader, config.adapters.max_loras_per_batch)
     grammar = _make_grammar(config, info)
     rules = TokenRules(info.decoder.vocab)
-    return (lora, grammar, rules) if grammar is not None else (lora, rules)
+    return (lora, *([grammar] if grammar is not None else []), rules, *outputs)
 
 
 def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:

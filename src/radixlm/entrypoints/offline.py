@@ -36,7 +36,7 @@ from radixlm.entrypoints.offline_control import EngineControl
 from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict, needs_parser
-from radixlm.intake.records import likeliest
+from radixlm.entrypoints.sequences import likeliest
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")

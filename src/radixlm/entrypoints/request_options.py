@@ -8,7 +8,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import hint_of
 from radixlm.entrypoints.request_model import of_prompt
 from radixlm.intake.records import Output
-from radixlm.intake.validation import processor_name
+from radixlm.intake.validation import PROCESSOR, SAFE_WAY
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.wire.unknown import note_warning
 
@@ -75,3 +75,16 @@ def replica_of(data_parallel_rank: int | None, routed_dp_rank: int | None) -> in
     if None not in (data_parallel_rank, routed_dp_rank) and data_parallel_rank != routed_dp_rank:
         raise InvalidRequest("routed_dp_rank differs from data_parallel_rank", "routed_dp_rank")
     return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
+
+
+def processor_name(custom: Any, plain: Any = None) -> str | None:
+    """The logit processor that a request names, in ``custom_logit_processor`` or in
+    ``logit_processor``. The reference puts pickled code into the first: InvalidRequest."""
+    name = plain if custom is None else custom
+    if name is None or name == "":
+        return None
+    if custom is not None and plain is not None and custom != plain:
+        raise InvalidRequest(f"{PROCESSOR} and logit_processor differ: send one", PROCESSOR)
+    if not isinstance(name, str) or not name.isprintable() or "{" in name:
+        raise InvalidRequest(f"{PROCESSOR} must be the name of a processor. {SAFE_WAY}", PROCESSOR)
+    return name

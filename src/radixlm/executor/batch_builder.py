@@ -4,17 +4,14 @@ step's buffer or is computed from it. The same code serves all devices.
 Legend: S sequences, T tokens, P pages, R rows of logits.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
+from radixlm.executor.step_layout import DeviceStepBuffer, StepShape
 from radixlm.sampling.drafts import DraftRows
-from radixlm.step.batch import AttentionRunner, ForwardBatch, MRopeIds
-from radixlm.step.plan import Item, Items, StepPlan
+from radixlm.step.batch import AttentionRunner, ForwardBatch
 
 
 class BatchBuilder:
@@ -67,21 +64,6 @@ class BatchBuilder:
             max_kv_len=max_kv_len,
             is_decode=True,
         )
-
-    def stores(self, count: int, counts_S: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
-        """Where ``count`` sequences that decode store the tokens behind the first, if they get
-        ``counts_S`` tokens: int32 [P - 1, S] for each group, 0 behind their last."""
-        slots_S = self._buffer.field(layout.SLOT, count).long()
-        ahead_P1 = torch.arange(1, int(counts_S.max()))[:, None]
-        positions_PS = self._buffer.field(layout.START, count).long() + ahead_P1
-        is_void_PS = ahead_P1 >= torch.from_numpy(counts_S)
-        positions_PS.masked_fill_(is_void_PS, 0)
-        slots_T, size = slots_S.expand_as(positions_PS), self.page_size
-        found = []
-        for table in self._tables.device_pages:
-            store_PS = table[slots_T, positions_PS // size] * size + positions_PS % size
-            found.append(store_PS.masked_fill_(is_void_PS, 0).int().numpy())
-        return tuple(found[space] for space in self._spaces)
 
     def mixed(self, shape: StepShape) -> ForwardBatch:
         """Any step, of chunks and decodes, with or without drafts."""
@@ -201,95 +183,3 @@ class BatchBuilder:
             pages.append(table[:, :width].index_select(0, slots_S))
             store.append(torch.add(offset_T, table[slots_T, column_T], alpha=size))
         return tuple(pages[s] for s in self._spaces), tuple(store[s] for s in self._spaces)
-
-
-def prepare(
-    plan: StepPlan,
-    tables: DeviceTables,
-    space_of_group: tuple[int, ...],
-    page_size: int,
-    attn: AttentionRunner,
-) -> ForwardBatch:
-    """The batch of one step by itself, from tables that the host and the device share."""
-    params = SamplingParamTable(tables.num_slots, 1)
-    packer = StepPacker(tables, params, plan.num_tokens, plan.num_tokens, 1)
-    ints = torch.zeros(packer.num_ints, dtype=torch.int32)
-    shape, _ = packer.pack(Items.of(plan.items), ints)
-    builder = BatchBuilder(tables, DeviceStepBuffer(ints, packer), space_of_group, page_size, attn)
-    if shape.is_decode:
-        batch = builder.decodes(shape.num_sequences, shape.max_kv_len)
-    else:
-        batch = builder.mixed(shape)
-    add_optional_inputs(plan, tables, batch)
-    return batch
-
-
-def add_optional_inputs(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
-    """Add what few steps have: input embeddings, M-RoPE ids, token types."""
-    batch.feature_data = plan.feature_data
-    if tables.num_with_extras:
-        _add_embeds(plan, tables, batch)
-        _add_rope_ids(plan, tables, batch)
-    if any(map(_first_text_len, Items.of(plan.items).prefills)):
-        _add_token_types(plan, batch)
-
-
-def _add_embeds(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
-    """Input embeddings that the client sent instead of token ids."""
-    first = 0
-    for item in plan.items:
-        embeds = tables.state(item.slot).embeds
-        if embeds is not None and item.start < len(embeds):
-            inputs = batch.add_embeds(embeds.shape[1])
-            assert inputs.mask_T is not None
-            rows = np.array(embeds[item.start : item.start + item.count])
-            inputs.rows_TD[first : first + len(rows)] = torch.from_numpy(rows).to(tables.device)
-            inputs.mask_T[first : first + len(rows)] = True
-        first += item.count
-
-
-def _add_token_types(plan: StepPlan, batch: ForwardBatch) -> None:
-    """Mark the tokens of the second text of a pair."""
-    token_types_T, first = np.zeros(batch.num_tokens, np.bool_), 0
-    for item in plan.items:
-        first_len = _first_text_len(item)
-        if first_len:
-            token_types_T[first + max(0, first_len - item.start) : first + item.count] = True
-        first += item.count
-    batch.token_types_T = torch.from_numpy(token_types_T).to(batch.device)
-
-
-def _first_text_len(item: Item) -> int:
-    """Tokens of the first text of a pair, 0 for a single text."""
-    return item.pooling.first_len if item.pooling is not None else 0
-
-
-def _add_rope_ids(plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> None:
-    """M-RoPE ids of the step, if a prompt has some. Ids of output tokens continue one by one from
-    the largest id of the prompt."""
-    if all(tables.state(item.slot).rope_ids is None for item in plan.items):
-        return
-    positions = [np.arange(item.start, item.start + item.count) for item in plan.items]
-    ids_3T, first = np.tile(np.concatenate(positions), (3, 1)), 0
-    for item in plan.items:
-        prompt_ids = tables.state(item.slot).rope_ids
-        if prompt_ids is not None:
-            part = ids_3T[:, first : first + item.count]
-            part += int(prompt_ids.max()) + 1 - prompt_ids.shape[1]
-            in_prompt = prompt_ids[:, item.start : item.start + item.count]
-            part[:, : in_prompt.shape[1]] = in_prompt
-        first += item.count
-    batch.mrope = MRopeIds(
-        torch.from_numpy(ids_3T).to(batch.device),
-        lambda index: _sequence_rope_ids(plan.items[index], tables, batch.device),
-    )
-
-
-def _sequence_rope_ids(item: Item, tables: DeviceTables, device: torch.device) -> Tensor | None:
-    """int64 [3, N] of an item's sequence up to its last token; None without media."""
-    prompt_ids = tables.state(item.slot).rope_ids
-    if prompt_ids is None:
-        return None
-    num_output = max(0, item.start + item.count - prompt_ids.shape[1])
-    output_ids = np.tile(int(prompt_ids.max()) + 1 + np.arange(num_output), (3, 1))
-    return torch.from_numpy(np.concatenate((prompt_ids.astype(np.int64), output_ids), 1)).to(device)

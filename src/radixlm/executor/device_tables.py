@@ -101,23 +101,6 @@ class DeviceTables:
         if not self.is_shared:
             self._changed.append(new.slots * self.max_pages + new.columns)
 
-    def adopt(self, slot: int, page_row: int, first: int, end: int) -> None:
-        """The columns [first, end) of a slot are those of a path of its drafts from now on, as the
-        scheduler will say too."""
-        self.pages[:, slot, first:end] = self.pages[:, page_row, first:end]
-        if not self.is_shared:
-            own = self.device_pages
-            own[:, slot, first:end] = own[:, page_row, first:end]
-
-    def know(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Set the last tokens of slots, which rank 0 has sampled."""
-        slots_S, tokens_S = (torch.from_numpy(one).to(self.device) for one in (slots, tokens))
-        self.next_token[slots_S] = tokens_S
-
-    def sampled(self) -> NDArray[np.int64]:
-        """The last token of each slot; waits for the device."""
-        return self.next_token.cpu().numpy()
-
     def changes(self) -> NDArray[np.int64]:
         """Indices into the flat tables that were written since the last call. An index may come
         twice; its value is the one in ``pages``."""

@@ -6,16 +6,18 @@ Legend: T tokens of a step, R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import Head, StepHandle
+from radixlm.executor.step_layout import StepPacker, StepShape
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.step.batch import AttentionRunner, Continuation, ForwardBatch
-from radixlm.step.plan import Items, PageCopy, StepPlan
+from radixlm.step.batch import AttentionRunner, ForwardBatch
+from radixlm.step.masks import Follow
+from radixlm.step.plan import Int32Array, Items, PageCopy, StepPlan
 from radixlm.step.result import ItemResult
 from radixlm.wire.media import Media
 
@@ -27,16 +29,6 @@ class Model(Head, Protocol):
     def step(
         self, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]: ...
-
-
-@runtime_checkable
-class ContinuingModel(Model, Protocol):
-    """A model that can sample by itself, and go on with what it has sampled."""
-
-    def go_on(
-        self, batch: ForwardBatch, logits_RV: Tensor, how: Continuation
-    ) -> tuple[Tensor, Tensor] | None:
-        """The tokens that follow a step and which rows are bad, [P, S]; None if it cannot."""
 
 
 class Attention(AttentionRunner, Protocol):
@@ -59,13 +51,14 @@ class Adapters(Protocol):
 
 
 class Encoder(Protocol):
-    """Encodes the media of prompts."""
+    """Encodes the media of prompts, and knows other inputs besides token ids."""
 
     def put(
         self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
     ) -> dict[str, ItemResult]:
-        """Write the embeddings of this step's placeholders into the batch. Returns request id ->
-        error for the requests whose media failed; the others go on."""
+        """Write the embeddings of this step's placeholders into the batch, and what else its
+        requests bring besides token ids. Returns request id -> error for the requests whose media
+        failed; the others go on."""
 
     def check(self, media: Media, rid: str, failed: dict[str, ItemResult]) -> None:
         """Encode one media, and note an error likewise."""
@@ -110,6 +103,15 @@ class StepEnd(Protocol):
         """The request of this slot is over."""
 
 
+class FurtherTokens(Protocol):
+    """Samples the tokens of steps that go on by themselves (``Drafts.continues``)."""
+
+    def sample(
+        self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None, follow: Follow | None
+    ) -> None:
+        """Sample a token of each row, and up to ``more_N`` behind it; sets the step's result."""
+
+
 class GraphChoice(NamedTuple):
     """The graph of a step: its ``rows``, 0 for none, and the tokens of each; or, of a step with
     parts of prompts, its sequences and its ``num_tokens``. ``is_adapted``: it runs adapters."""
@@ -128,6 +130,13 @@ class Graphs:
     ) -> GraphChoice:
         """The graph that runs a step."""
         return GraphChoice()
+
+    def pack(
+        self, items: Items, choice: GraphChoice, packer: StepPacker, host: Tensor
+    ) -> tuple[StepShape, int]:
+        """Write the inputs of a step as its graph takes them; its shape, and how many of the
+        integers of ``host`` are used."""
+        return packer.pack(items, host)
 
     def fill_adapters(self, items: Items, choice: GraphChoice) -> None:
         """Launch what a step with adapters needs besides its graph."""

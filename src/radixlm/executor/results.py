@@ -7,7 +7,7 @@ further paths of drafts too), W words of token masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.record import Record
-from radixlm.executor.device import AsyncCopy, Event
-from radixlm.executor.device_tables import DeviceTables
+from radixlm.devices.copies import AsyncCopy
+from radixlm.devices.device import Event
 from radixlm.executor.step_inputs import StepInputs
 from radixlm.executor.step_layout import StepShape
 from radixlm.kernels.ops.lora import LoraRows
@@ -30,12 +30,9 @@ from radixlm.step.batch import ForwardBatch
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, Proposals, StepResult
-from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobParams
 
-# rows of prompt logits computed at a time: a large vocabulary times a long chunk would be gigabytes
-PROMPT_ROWS = 256
 _NO_IDS = np.zeros(0, np.int32)
 NOT_FINITE = "the model produced numbers that are not finite (NaN)"
 
@@ -46,17 +43,27 @@ class Head(Protocol):
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
 
 
-class Pooler(Protocol):
-    """Turns hidden states into one vector or some scores a request."""
+class HiddenOutputs:
+    """What requests want besides their tokens and is made of hidden states: here nothing."""
+
+    target_logits: Callable[[Tensor, LoraRows | None], Tensor]  # the head
+
+    def are_wanted(self, items: Items) -> bool:
+        """Whether an item asks for more than what logits tell."""
+        return False
+
+    def add(self, step: StepHandle, item: Item, first: int, count: int, result: ItemResult) -> None:
+        """Add to an item's result what it asks for, of its ``count`` tokens from ``first`` on."""
+
+    def num_head_runs(self, items: Items) -> int:
+        """How often reading a step runs the head."""
+        return 0
+
+    def follow(self, step: StepHandle) -> None:
+        """Run the head where ``add`` does, for ranks that hold a part of it."""
 
     def forget(self, rid: str) -> None:
         """The request has left, perhaps before its last chunk."""
-
-    def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
-        """The vector or the scores once the last chunk has come, else None."""
-
-    def rows(self, hidden_CD: Tensor) -> Tensor:
-        """float32 [C, O]: the vectors or the scores of a chunk's tokens."""
 
 
 @dataclass(slots=True)
@@ -190,11 +197,8 @@ def _sampled_rows(
 class ResultReader:
     """Waits for steps and makes their results."""
 
-    def __init__(
-        self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler | None
-    ) -> None:
-        self.target_logits, self._tables = model.logits, tables
-        self._sampling, self._pooler = sampling, pooler
+    def __init__(self, sampling: SamplingTable, outputs: HiddenOutputs) -> None:
+        self._sampling, self._outputs = sampling, outputs
 
     def read(self, step: StepHandle) -> StepResult:
         """Wait for the step and return its results."""
@@ -252,8 +256,7 @@ class ResultReader:
                 number += 1
                 if item.tokens is None:
                     count = len(result.tokens)
-            if item.targets is not None or _wants_rows(item) or item.pooling:
-                self._set_extras(step, item, at, count, result)
+            self._outputs.add(step, item, at, count, result)
             if item.rid in step.failed:
                 result = step.failed[item.rid]
             token_index += item.count
@@ -278,128 +281,7 @@ class ResultReader:
             result.tokens += (token,)
             if logprobs is not None and item.logprobs is not None:
                 assert isinstance(step.logprobs, lp.Logprobs)
-                _append(logprobs, step.logprobs, row, token, item.logprobs)
-
-    def _set_extras(
-        self, step: StepHandle, item: Item, first: int, count: int, result: ItemResult
-    ) -> None:
-        """Prompt log-probabilities, hidden states and pooled vectors of one item, of its ``count``
-        tokens from ``first`` on."""
-        hidden, lora = self._rows_of(step, first, count)
-        if item.targets is not None:
-            result.prompt_logprobs = self._prompt_logprobs(hidden, item, lora)
-        if _wants_rows(item):
-            result.hidden_states = _row_bytes(step, item, hidden, first)
-        if item.pooling:
-            self._set_pooled(item, hidden, result)
-
-    def _set_pooled(self, item: Item, hidden: Tensor, result: ItemResult) -> None:
-        """The pooled vector of a prompt, or the rows of a chunk's tokens."""
-        total = self._tables.state(item.slot).prompt_len
-        assert self._pooler is not None and item.pooling is not None, "the runner has no pooler"
-        if item.pooling.per_token:
-            rows = self._pooler.rows(hidden).cpu()
-            result.hidden_states = rows.numpy().tobytes()
-            result.pooled = [] if item.start + item.count >= total else None
-            is_finite = bool(rows.isfinite().all())
-        else:
-            result.pooled = self._pooler.add(item, hidden, total)
-            is_finite = all(map(math.isfinite, result.pooled or ()))
-        if not is_finite:
-            result.error = NOT_FINITE
-
-    @staticmethod
-    def _rows_of(step: StepHandle, first: int, count: int) -> tuple[Tensor, LoraRows | None]:
-        """Hidden states of ``count`` tokens from ``first`` on, and their adapters."""
-        assert step.hidden_TD is not None
-        hidden = step.hidden_TD[first : first + count]
-        if step.lora is None:
-            return hidden, None
-        return hidden, step.lora.select(torch.arange(first, first + count, device=hidden.device))
-
-    def _prompt_logprobs(self, hidden: Tensor, item: Item, lora: LoraRows | None) -> Logprobs:
-        assert item.targets is not None and item.logprobs is not None
-        whole = Logprobs()
-        if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
-            whole.chosen.append((None, int(item.tokens[0]) if item.tokens is not None else 0))
-            whole.top.extend([None] if item.logprobs.top else [])
-            whole.asked.extend([None] if item.logprobs.token_ids else [])
-        wanted = plain_ids(item.targets).astype(np.int64)
-        targets = torch.from_numpy(wanted).to(hidden.device)
-        request = logprob_request(item.logprobs)
-        for first, logits in self._target_logits(hidden, item, lora):
-            part = targets[first : first + len(logits)]
-            found = lp.compute_logprobs(logits, part, [request] * len(part))
-            for row, token in enumerate(part.tolist()):
-                _append(whole, found, row, token, item.logprobs)
-        return whole
-
-    def _target_logits(
-        self, hidden: Tensor, item: Item, lora: LoraRows | None
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The logits [up to PROMPT_ROWS, V] from which an item's targets are drawn, each with the
-        index of its first target."""
-        assert item.targets is not None
-        for first in range(0, len(item.targets), PROMPT_ROWS):
-            count = min(PROMPT_ROWS, len(item.targets) - first)
-            begin = item.targets_at + first
-            rows = hidden[begin : begin + count]
-            of_rows = None
-            if lora is not None:
-                places = torch.arange(begin, begin + count, device=rows.device)
-                of_rows = lora.select(places)
-            yield first, self.target_logits(rows, of_rows)
-
-    @torch.inference_mode()
-    def follow(self, step: StepHandle) -> None:
-        """Run the head where ``read`` does, for ranks that hold a part of it."""
-        if step.hidden_TD is None:
-            return
-        first = int(step.items.num_tokens) - sum(item.count for item in step.items.others)
-        for item in step.items.prefills:
-            if item.targets is not None:
-                hidden, lora = self._rows_of(step, first, item.count)
-                for _ in self._target_logits(hidden, item, lora):
-                    pass
-            first += item.count
-
-
-def needs_hidden(items: Items) -> bool:
-    """Whether an item asks for more than what logits tell."""
-    return bool(items.decodes.hidden or items.decodes.routed) or any(
-        i.targets is not None or _wants_rows(i) or i.pooling for i in items.prefills
-    )
-
-
-def wants_routed(items: Items) -> bool:
-    """Whether an item asks for the experts that its tokens choose."""
-    return bool(items.decodes.routed) or any(item.routed_experts for item in items.prefills)
-
-
-def _wants_rows(item: Item) -> bool:
-    return item.hidden_states or item.routed_experts
-
-
-def _row_bytes(step: StepHandle, item: Item, hidden_CD: Tensor, first: int) -> bytes:
-    """What an item wants of each of its tokens, which begin at ``first``."""
-    parts = []
-    if item.hidden_states:
-        parts.append(hidden_CD.float().cpu().view(torch.uint8))
-    if item.routed_experts:
-        assert step.routed_TLK is not None, "the step has not kept what its tokens chose"
-        routed_CN = step.routed_TLK[first : first + len(hidden_CD)].flatten(1)
-        parts.append(routed_CN.cpu().view(torch.uint8))
-    return torch.cat(parts, 1).numpy().tobytes()
-
-
-def reads_head(step: StepHandle) -> bool:
-    """Whether reading the step runs the head: for log-probabilities of prompts."""
-    return any(item.targets is not None for item in step.items.prefills)
-
-
-def num_target_blocks(item: Item) -> int:
-    """How often the head runs for an item's prompt log-probabilities."""
-    return 0 if item.targets is None else -(-len(item.targets) // PROMPT_ROWS)
+                append_logprobs(logprobs, step.logprobs, row, token, item.logprobs)
 
 
 def _bad_row_message(state: SlotState | None) -> str:
@@ -414,7 +296,9 @@ def logprob_request(need: LogprobParams) -> lp.LogprobRequest:
     return lp.LogprobRequest(need.top, need.token_ids, need.kept, need.entropy)
 
 
-def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams) -> None:
+def append_logprobs(
+    whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams
+) -> None:
     """Add one token; "top" and "asked" only where the request wants them."""
     whole.chosen.append((found.chosen[row], token))
     if need.top:

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,41 +24,34 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field, replace
+from radixlm.devices.copies import AsyncCopy
+from radixlm.devices.device import CpuDevice, Device
 from radixlm.distributed.groups import Group
 from radixlm.distributed.record import Choices, StepTokens
 from radixlm.executor import step_layout as layout
-from radixlm.executor.batch_builder import add_optional_inputs
-from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.interfaces import (
     Adapters,
     Attention,
-    ContinuingModel,
     Encoder,
     ExpertChoices,
+    FurtherTokens,
     Graphs,
     Model,
     StepEnd,
 )
-from radixlm.executor.plain_sampling import fused_sampler, sample_plain
-from radixlm.executor.results import (
-    Pooler,
-    ResultReader,
-    StepHandle,
-    logprob_request,
-    needs_hidden,
-    reads_head,
-)
+from radixlm.executor.results import HiddenOutputs, ResultReader, StepHandle, logprob_request
 from radixlm.executor.step_inputs import RING, StepInputs
-from radixlm.executor.step_layout import SamplingParamTable, StepPacker
+from radixlm.executor.step_layout import StepPacker
 from radixlm.pools.state import StatePool
 from radixlm.sampling.drafts import Accepted
+from radixlm.sampling.plain import SamplingParamTable, fused_sampler, sample_plain
 from radixlm.sampling.processors import ChosenProcessor, LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import Continuation, ForwardBatch
-from radixlm.step.masks import Follow, Masks
-from radixlm.step.plan import Admission, Int32Array, Items, PageCopy, StepPlan
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.masks import Masks
+from radixlm.step.plan import Admission, Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.requests import THINKING_BUDGET
@@ -80,7 +73,7 @@ class RunnerParts(Record):
     sampling: SamplingTable
     device: Device = field(default_factory=CpuDevice)
     processors: LogitProcessors = field(default_factory=LogitProcessors)
-    pooler: Pooler | None = None
+    outputs: HiddenOutputs = field(default_factory=HiddenOutputs)
     media: Encoder | None = None
     states: StatePool | None = None
     adapters: Adapters | None = None
@@ -125,9 +118,9 @@ class Runner:
     def __init__(self, parts: RunnerParts, options: RunnerOptions) -> None:
         self.model, self.attn, self.tables = parts.model, parts.attn, parts.tables
         self.device, self.states, self.media = parts.device, parts.states, parts.media
-        self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
-        self.options, self._commands = options, parts.commands
-        self.adapters, self._choices = parts.adapters, parts.choices
+        self.sampling, self.processors = parts.sampling, parts.processors
+        self.options, self._commands, self.outputs = options, parts.commands, parts.outputs
+        self.adapters, self.choices = parts.adapters, parts.choices
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
         self.draft_widths, self.followers = options.draft_widths, parts.followers
@@ -144,8 +137,9 @@ class Runner:
         num_results = 2 * max_rows + num_slots * (2 + num_proposed)
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
-        self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
+        self._reader = ResultReader(self.sampling, self.outputs)
         self.recorded = Graphs()
+        self.further: FurtherTokens | None = None
         self._fused = fused_sampler(self.device.where)
         self.end = parts.end
 
@@ -177,8 +171,8 @@ class Runner:
         if more_N is not None:
             items = items.first_tokens()
             plan = replace(plan, items=items)
-        need_hidden = needs_hidden(items)
-        need_hidden |= self._choices is not None and self._choices.needs_all_tokens
+        need_hidden = self.outputs.are_wanted(items)
+        need_hidden |= self.choices is not None and self.choices.needs_all_tokens
         graph = self.recorded.choose(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
@@ -189,7 +183,7 @@ class Runner:
             self.recorded.fill_adapters(items, graph)
         elif self.adapters is not None:
             lora = self.adapters.rows(items)
-        shape = inputs.fill(items, graph.rows, graph.width, graph.num_tokens)
+        shape = inputs.fill(partial(self.recorded.pack, items, graph))
         tree_size = self.options.tree_size
         step = StepHandle(plan, items, shape, inputs, lora, tree_size=tree_size, more_N=more_N)
         if more_N is not None:
@@ -213,17 +207,17 @@ class Runner:
         is to be called when it does."""
         step = self.forward(plan)
         if self.followers is None:
-            self._reader.follow(step)
-        elif reads_head(step):
+            self.outputs.follow(step)
+        elif self.outputs.num_head_runs(step.items):
             self._unread.append(step)
 
     def follow_read(self) -> None:
-        """What ``read`` computes of the first step with ``reads_head`` that was not read."""
-        self._reader.follow(self._unread.popleft())
+        """What ``read`` computes of the first step that runs the head and was not read."""
+        self.outputs.follow(self._unread.popleft())
 
     def due_moves(self) -> dict[str, Any] | None:
         """Experts that should move before the next step: arguments of the command move_experts."""
-        return None if self._choices is None else self._choices.due_moves()
+        return None if self.choices is None else self.choices.due_moves()
 
     def _bound_of(self, admission: Admission) -> ChosenProcessor | None:
         params = admission.reasoning_bound
@@ -233,8 +227,8 @@ class Runner:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:
             state = self.tables.states[slot]
-            if state is not None and self.pooler is not None:
-                self.pooler.forget(state.rid)
+            if state is not None:
+                self.outputs.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
             if self.end is not None:
@@ -303,13 +297,13 @@ class Runner:
         if self.end is not None or step.more_N is not None:
             step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
-        add_optional_inputs(step.plan, self.tables, batch)
+        batch.feature_data = step.plan.feature_data
         if self.media is not None:
             step.failed = self.media.put(step.plan, self.tables, batch)
         if states is not None:
             assert self.states is not None
             batch.states = self.states.begin(*states)
-        asked, whole = self._choices, self._whole_of(step)
+        asked, whole = self.choices, self._whole_of(step)
         if asked is not None and asked.are_wanted(whole.items):
             asked.begin()
         else:
@@ -374,10 +368,11 @@ class Runner:
             i.emit and i.logprobs is not None for i in items.prefills
         )
         if step.more_N is not None:
-            further = partial(self._sample_further, step, step.more_N, mask_RW, masks.follow)
+            assert self.further is not None, "a step that goes on by itself"
+            further = partial(self.further.sample, step, step.more_N, mask_RW, masks.follow)
             self.device.launch(further)
         elif self.device.is_synchronous or wants_logprobs or not shape.kinds.all_plain:
-            self.device.launch(partial(self._sample_any, step, mask_RW, wants_logprobs))
+            self.device.launch(partial(self.sample_any, step, mask_RW, wants_logprobs))
         else:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
         self._num_sampled_steps += 1
@@ -389,7 +384,7 @@ class Runner:
         step.token_copy.start(self.device, step.sampled, num_ints)
 
     @torch.inference_mode()
-    def _sample_any(self, step: StepHandle, mask_RW: Tensor | None, wants_logprobs: bool) -> None:
+    def sample_any(self, step: StepHandle, mask_RW: Tensor | None, wants_logprobs: bool) -> None:
         """Sample with the sampler, which does everything; logit processors wait for the device."""
         assert step.logits_RV is not None
         requests = None
@@ -405,79 +400,24 @@ class Runner:
         self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.accepted)
 
     @torch.inference_mode()
-    def _sample_further(
-        self, step: StepHandle, more_N: Int32Array, mask_RW: Tensor | None, follow: Follow | None
-    ) -> None:
-        """Sample a token of each row, and go on with those that may have more if the model can."""
-        shape, counts_N, found = step.shape, more_N + 1, None
-        if shape.kinds.all_plain and (mask_RW is None or follow is not None):
-            found = self._go_on(step, counts_N, mask_RW, follow)
-        if found is None:
-            self._sample_any(step, mask_RW, False)
-            counts_N = np.ones_like(counts_N)
-        else:
-            tokens_PS, is_bad_PS = found
-            counts_N = np.minimum(counts_N, len(tokens_PS))
-            last_S = torch.from_numpy(counts_N - 1).long()
-            last_tokens_S = tokens_PS[last_S, torch.arange(len(last_S))]
-            self.tables.next_token[torch.from_numpy(shape.slots_R)] = last_tokens_S
-            is_kept_SP = torch.from_numpy(np.arange(len(tokens_PS)) < counts_N[:, None])
-            self._set_result(step, tokens_PS.T[is_kept_SP], is_bad_PS.T[is_kept_SP])
-        shape.slots_R = np.repeat(shape.slots_R, counts_N)
-        shape.first_A1, shape.num_decodes = np.append(0, np.cumsum(counts_N)), len(counts_N)
-        assert step.sampled_N is not None
-        step.sampled_N = torch.cat((step.sampled_N, torch.from_numpy(counts_N)))
-
-    @cached_property
-    def _continuing(self) -> ContinuingModel | None:
-        return self.model if isinstance(self.model, ContinuingModel) else None
-
-    def _go_on(
-        self,
-        step: StepHandle,
-        counts_N: Int32Array,
-        mask_RW: Tensor | None,
-        follow: Follow | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """The tokens that follow and which rows are bad, [P, N]; None where the model cannot go on
-        by itself."""
-        slots_N = step.shape.slots_R
-        asked = self._choices is not None and self._choices.are_wanted(step.items)
-        if asked or self._continuing is None:
-            return None
-        assert step.batch is not None and step.logits_RV is not None
-        positions_PN = step.items.starts + 1 + np.arange(counts_N.max())[:, None]
-        rows, told = self.sampler.plain_rows(slots_N, positions_PN), None
-        if follow is not None:
-            shape = len(slots_N), -(-step.logits_RV.shape[1] // 32)
-            masks_NW = np.full(shape, -1, np.int32) if mask_RW is None else mask_RW.numpy()
-            masked = np.array(follow.rows)
-            rows["mask"][:, masked] = masks_NW.ctypes.data + masked * masks_NW.strides[0]
-            told = lambda tokens_N: follow(tokens_N.tolist(), masks_NW)  # noqa: E731
-        stores = step.inputs.builder.stores(len(slots_N), counts_N)
-        how = Continuation(counts_N, rows, stores, self.options.eos_ids, told)
-        return self._continuing.go_on(step.batch, step.logits_RV, how)
-
-    @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
         """Sample rows without penalties, biases and processors; never waits for the device."""
         assert step.logits_RV is not None
         if mask_RW is not None:
             mask_RW = mask_RW.to(self.device.where, non_blocking=True)
         logits_RV, buffer, rows = step.logits_RV, step.inputs.buffer, step.shape.num_rows
+        params_PR, positions_R = buffer.params(rows), buffer.field(layout.POSITION, rows)
         if self._fused is not None:
-            params_PR = buffer.head_FN[layout.TEMPERATURE :, :rows]
-            fields = (layout.POSITION, layout.SAMPLE_SLOT)
-            positions_R, slots_R = (buffer.field(one, rows) for one in fields)
+            slots_R = buffer.field(layout.SAMPLE_SLOT, rows)
             tokens_R, is_bad_R = self._fused(
                 logits_RV, params_PR, positions_R, mask_RW, self.tables.next_token, slots_R
             )
             if step.drafts is None:
-                self._set_result(step, tokens_R, is_bad_R)
+                self.set_result(step, tokens_R, is_bad_R)
             else:
                 self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
-        tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
+        tokens_R = sample_plain(logits_RV, params_PR, positions_R, step.shape.kinds, mask_RW)
         found_bad_R = find_bad(logits_RV) if self.options.detect_bad else None
         accepted = None if step.drafts is None else step.drafts.accept(tokens_R)
         self._store_tokens(step, tokens_R, found_bad_R, accepted)
@@ -499,9 +439,9 @@ class Runner:
             refused = step.inputs.buffer.field(layout.COUNT, num) - counts_N[:num].int()
             self.tables.num_refused.index_copy_(0, slots_R[:num], refused)
         self.tables.next_token.index_copy_(0, slots_R, last_R)
-        self._set_result(step, tokens_R, is_bad_R)
+        self.set_result(step, tokens_R, is_bad_R)
 
-    def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
+    def set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
         if self.options.detect_bad and is_bad_R is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from radixlm.devices.copies import PinnedRing
+from radixlm.devices.device import Device
 from radixlm.executor.batch_builder import BatchBuilder
-from radixlm.executor.device import Device, PinnedRing
 from radixlm.executor.step_layout import DeviceStepBuffer, StepPacker, StepShape
 from radixlm.step.batch import AttentionRunner
-from radixlm.step.plan import Items
 
 RING = 3  # host buffers for the inputs of steps, and for their results
 
@@ -32,21 +35,11 @@ class StepInputs:
         self.buffer = DeviceStepBuffer(ints, packer)
         self.builder = BatchBuilder(packer.tables, self.buffer, spaces, page_size, attn)
 
-    def fill(self, items: Items, num_padded: int, width: int, num_tokens: int = 0) -> StepShape:
-        """Launch the copy of a step's inputs; the numbers: see StepPacker.pack."""
+    def fill(self, pack: Callable[[StepPacker, Tensor], tuple[StepShape, int]]) -> StepShape:
+        """Launch the copy of a step's inputs. ``pack`` writes them, and tells the step's shape and
+        how many integers are used."""
         host = self._ring.take()
-        shape, num = self.packer.pack(items, host, num_padded, width, num_tokens)
+        shape, num = pack(self.packer, host)
         self._device.upload(host[:num], self.buffer.ints[:num])
         self._ring.mark(self._device.record())
         return shape
-
-    def fill_dummies(self, count: int, num_tokens: int = 0) -> None:
-        """Copy a step of the dummy slot, and wait for it: ``count`` decodes, or a prompt of
-        ``num_tokens`` among ``count`` sequences."""
-        host, num = self._ring.take(), self.packer.num_head
-        if num_tokens:
-            num = self.packer.fill_dummy_prompt(host, count, num_tokens)
-        else:
-            self.packer.fill_dummies(host, count)
-        self._device.upload(host[:num], self.buffer.ints[:num])
-        self._device.record().wait()

@@ -2,7 +2,7 @@
 
 The buffer is a table [FIELDS, rows], with a column for each sequence (or row of logits), then a
 tail: the token ids of chunks, and the changed entries of the page tables (index and value).
-Sampling parameters are in the table too: floats as their bits, seeds as two halves.
+Sampling parameters are in the table too (``sampling/plain.py``).
 
 A sequence that verifies drafted tokens has a row of logits for each of its tokens, others one or
 none.
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.sampling.table import SlotState
-from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items
+from radixlm.sampling.plain import NUM_PARAMS, SamplingKinds, SamplingParamTable
+from radixlm.step.plan import DecodeBatch, Drafts, Items
 from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
@@ -33,22 +33,10 @@ Ints = NDArray[np.int32]
 # FIRST_TOKEN has S + 1 entries
 SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_LATE, FIRST_TOKEN = range(7)
 # of a row of logits: its token, the token of the next row of its sequence (-1 for none; only where
-# tokens are verified), its slot, the position of the sampled token, sampling parameters
-TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(7, 11)
-TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(11, 18)
-FIELDS = 18
-NUM_PARAMS = FIELDS - TEMPERATURE
-_NO_SLOTS = np.zeros(0, np.int64)
+# tokens are verified), its slot, the position of the sampled token, its sampling parameters
+TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION, PARAMS = range(7, 12)
+FIELDS = PARAMS + NUM_PARAMS
 FROM_TABLE = -1  # instead of a token id: the one in the token table; -1 - j: its j-th draft
-
-
-class SamplingKinds(Record):
-    """Which parts of sampling some row of the batch needs, as the host knows it. ``all_plain``: no
-    row has penalties, biases or a logit processor."""
-
-    all_plain: bool
-    all_greedy: bool
-    any_filtered: bool
 
 
 @dataclass(slots=True)
@@ -92,37 +80,7 @@ class StepShape:
         return max(self.num_tokens, self.num_padded)
 
 
-class SamplingParamTable:
-    """Sampling parameters by slot on the host, in the buffer's encoding."""
-
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.params_PS: Ints = np.zeros((NUM_PARAMS, num_slots + 1), np.int32)
-        self.is_plain_S = np.ones(num_slots + 1, np.bool_)
-        self.is_greedy_S = np.ones(num_slots + 1, np.bool_)
-        self.is_filtered_S = np.zeros(num_slots + 1, np.bool_)
-        greedy = SlotState(True, False, 1.0, vocab_size, 1.0, 0.0, 0)
-        self.set(num_slots, greedy, False)
-
-    def set(self, slot: int, state: SlotState, has_penalties: bool) -> None:
-        """Set a slot's parameters."""
-        floats = np.array(state.floats, np.float32)
-        seed = np.array([state.seed], np.int64).view(np.int32)
-        numbers = [state.top_k, int(seed[0]), int(seed[1]), int(state.is_greedy)]
-        self.params_PS[:, slot] = [*floats.view(np.int32).tolist(), *numbers]
-        self.is_plain_S[slot] = not (state.changes_logits or has_penalties)
-        self.is_greedy_S[slot] = state.is_greedy
-        self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
-
-    def kinds(self, slots: NDArray[np.int64]) -> SamplingKinds:
-        """The kinds of rows with these slots."""
-        return SamplingKinds(
-            bool(self.is_plain_S[slots].all()),
-            bool(self.is_greedy_S[slots].all()),
-            bool(self.is_filtered_S[slots].any()),
-        )
-
-
-class _DecodeTemplate(Record):
+class DecodeTemplate(Record):
     """The table of a step that decodes a batch, but for what changes from step to step."""
 
     decodes: DecodeBatch
@@ -148,62 +106,23 @@ class StepPacker:
         self.max_tokens, self.max_updates = max_tokens, max_updates
         self.num_head = FIELDS * self.max_rows
         self.num_ints = self.num_head + max_tokens + 2 * max_updates
-        self._template: _DecodeTemplate | None = None
+        self._template: DecodeTemplate | None = None
 
-    def pack(
-        self,
-        items: Items,
-        host: Tensor,
-        num_padded: int = 0,
-        width: int = 1,
-        num_tokens: int = 0,
-    ) -> tuple[StepShape, int]:
-        """Fill ``host``; the step's shape, and how many of the integers are used. If all items are
-        decodes, rows of the dummy slot fill it up to ``num_padded``; with drafts then, each row has
-        ``width`` tokens, of which the last may be void. With ``num_tokens`` the step may have
-        prompts, and is filled up to so many tokens of ``num_padded`` sequences."""
-        ints: Ints = host.numpy()
-        head = ints[: self.num_head].reshape(FIELDS, -1)
-        if num_padded and items.drafts is not None and not num_tokens:
-            shape = self._pack_even(items, head, ints, num_padded, width)
-        elif not items.prefills and items.drafts is None and not num_tokens:
-            shape = self._pack_decodes(items, head, num_padded)
+    def pack(self, items: Items, host: Tensor) -> tuple[StepShape, int]:
+        """Fill ``host``; the step's shape, and how many of the integers are used."""
+        if items.prefills or items.drafts is not None:
+            shape = self.pack_mixed(items, host)
         else:
-            shape = self._pack_mixed(items, head, ints)
-            if num_tokens:
-                self._pad_mixed(shape, ints, num_padded, num_tokens)
-        return shape, self._pack_updates(shape, ints, self.num_head + shape.num_tail_tokens)
+            shape = self.pack_decodes(items, host)
+        return shape, self.pack_updates(shape, host)
 
-    def fill_dummies(self, host: Tensor, count: int) -> None:
-        """Write a step of ``count`` rows of the dummy slot."""
-        head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
-        head[:, : count + 1] = self._make_template(EMPTY_DECODES, count).head
+    def head(self, host: Tensor) -> Ints:
+        """The table [FIELDS, rows] in ``host``, a view."""
+        return host.numpy()[: self.num_head].reshape(FIELDS, -1)
 
-    def fill_dummy_prompt(self, host: Tensor, num_sequences: int, num_tokens: int) -> int:
-        """Write a step of ``num_tokens`` tokens of the dummy slot; how many integers are used."""
-        nothing = StepShape(0, 0, 0, 0, 0, _NO_SLOTS, SamplingKinds(True, True, False), False)
-        ints: Ints = host.numpy()
-        ints[: self.num_head] = 0
-        self._pad_mixed(nothing, ints, num_sequences, num_tokens)
-        return self.num_head + num_tokens
-
-    def _pad_mixed(self, shape: StepShape, ints: Ints, size: int, num_tokens: int) -> None:
-        """Fill a step up to ``num_tokens`` tokens of ``size`` sequences, and as many rows of
-        logits. One sequence of the dummy slot gets the missing tokens: it reads nothing and writes
-        to page 0. The sequences behind it are empty."""
-        head = ints[: self.num_head].reshape(FIELDS, -1)
-        count, used = shape.num_sequences, shape.num_tokens
-        head[SLOT, count:size] = self.tables.dummy
-        for field in (START, COUNT, KV_LEN, IS_LATE):
-            head[field, count:size] = 0
-        head[ROPE_LEN, count:size] = 1
-        head[COUNT, count : min(count + 1, size)] = num_tokens - used
-        head[FIRST_TOKEN, count + 1 : size + 1] = num_tokens
-        head[TOKEN, shape.num_rows : size] = 0
-        ints[self.num_head + used : self.num_head + num_tokens] = 0
-        shape.num_padded = num_tokens
-
-    def _pack_decodes(self, items: Items, head: Ints, num_padded: int) -> StepShape:
+    def pack_decodes(self, items: Items, host: Tensor, num_padded: int = 0) -> StepShape:
+        """Fill the table, with rows of the dummy slot up to ``num_padded``."""
+        head = self.head(host)
         decodes, after = items.decodes, items.starts + 1
         count = len(after)
         rows = max(count, num_padded)
@@ -213,7 +132,7 @@ class StepPacker:
             or template.decodes is not decodes
             or template.head.shape[1] != rows + 1
         ):
-            template = self._template = self._make_template(decodes, rows)
+            template = self._template = self.make_template(decodes, rows)
         head[:, : rows + 1] = template.head
         head[START, :count] = items.starts
         head[KV_LEN, :count] = head[POSITION, :count] = after
@@ -223,7 +142,7 @@ class StepPacker:
             count, count, 0, 1, max_kv_len, template.slots_R, template.kinds, is_decode=True
         )
 
-    def _make_template(self, decodes: DecodeBatch, rows: int) -> _DecodeTemplate:
+    def make_template(self, decodes: DecodeBatch, rows: int) -> DecodeTemplate:
         """Rows of one token each; those behind the batch are the dummy slot's and read nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
         slots[: len(decodes.slots)] = decodes.slots
@@ -233,21 +152,16 @@ class StepPacker:
         head[COUNT] = head[POSITION] = 1
         head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
         head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots]
+        head[PARAMS:, :rows] = self.params.params_PS[:, slots]
         kinds = self.params.kinds(decodes.slots)
-        return _DecodeTemplate(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
+        return DecodeTemplate(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
 
-    def _pack_mixed(self, items: Items, head: Ints, ints: Ints) -> StepShape:
-        count, others = len(items), items.others
-        num_decodes = count - len(others)
+    def pack_mixed(self, items: Items, host: Tensor) -> StepShape:
+        """Fill the table and the token ids of any step."""
+        head, others, count = self.head(host), items.others, len(items)
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
         start = np.append(items.starts, [item.start for item in others]).astype(np.int32)
-        drafts, counts = items.drafts, np.ones(count, np.int32)
-        if drafts is not None:
-            counts[:num_decodes] += drafts.lens
-        num_rows = counts.copy()  # of logits
-        counts[num_decodes:] = [item.count for item in others]
-        num_rows[num_decodes:] = [item.emit if item.page_row < 0 else item.count for item in others]
+        counts, num_rows = token_counts(items)
         first = head[FIRST_TOKEN]
         first[0] = 0
         np.cumsum(counts, out=first[1 : count + 1])
@@ -256,93 +170,42 @@ class StepPacker:
             head[SLOT, count - len(items.paths) : count] = [path.page_row for path in items.paths]
         head[KV_LEN, :count] = start + counts
         head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
+        head[IS_LATE, :count] = 0
         sequence_R = np.repeat(np.arange(count), num_rows)
         sampled_slots, rows = slots[sequence_R], len(sequence_R)
-        first_A1 = np.append(0, np.cumsum(num_rows[num_rows > 0]))
         # the rows of a sequence are its last tokens
         from_end_R = np.cumsum(num_rows)[sequence_R] - np.arange(rows)
         head[TOKEN, :rows] = token_R = first[1:][sequence_R] - from_end_R
         head[NEXT_TOKEN, :rows] = np.where(from_end_R > 1, token_R + 1, -1)
         head[SAMPLE_SLOT, :rows] = sampled_slots
         head[POSITION, :rows] = (start + counts)[sequence_R] - from_end_R + 1
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, sampled_slots]
-        num_tokens = int(first[count])
-        has_room = num_tokens <= self.max_tokens
-        values = ints[self.num_head :][:num_tokens] if has_room else np.empty(num_tokens, np.int32)
-        values[:] = FROM_TABLE
-        if drafts is not None:
-            offsets = np.arange(first[num_decodes]) - np.repeat(
-                first[:num_decodes], counts[:num_decodes]
-            )
-            self._put_drafts(values[: len(offsets)], offsets, drafts)
-        for item, begin in zip(others, first[num_decodes:count].tolist(), strict=True):
-            if item.tokens is not None:
-                values[begin : begin + item.count] = plain_ids(item.tokens)
-        max_kv_len = int((start + counts).max())
-        kinds = self.params.kinds(sampled_slots)
-        max_query_len = int(counts.max())
-        shape = StepShape(
-            count, num_tokens, 0, max_query_len, max_kv_len, sampled_slots, kinds, is_decode=False
-        )
-        shape.extra_tokens = None if has_room else values
-        head[IS_LATE, :count] = 0
-        if drafts is not None:
-            shape.first_A1, shape.num_decodes = first_A1, num_decodes
-            if items.paths:
-                index = {slot: n for n, slot in enumerate(items.decodes.slots.tolist())}
-                shape.owners_P = np.array([index[path.slot] for path in items.paths], np.int64)
-            if drafts.is_late is not None:
-                head[IS_LATE, :num_decodes], shape.has_late = drafts.is_late, True
+        head[PARAMS:, :rows] = self.params.params_PS[:, sampled_slots]
+        num_tokens, kinds = int(first[count]), self.params.kinds(sampled_slots)
+        most = int(counts.max()), int((start + counts).max())
+        shape = StepShape(count, num_tokens, 0, *most, sampled_slots, kinds, is_decode=False)
+        if num_tokens <= self.max_tokens:
+            values = host.numpy()[self.num_head :][:num_tokens]
+        else:
+            values = shape.extra_tokens = np.empty(num_tokens, np.int32)
+        _put_tokens(values, items, first, counts)
+        if items.drafts is not None:
+            shape.first_A1 = np.append(0, np.cumsum(num_rows[num_rows > 0]))
+            self._note_drafts(shape, items, items.drafts, head)
         return shape
 
     @staticmethod
-    def _put_drafts(values: Ints, offsets: NDArray[np.int64], drafts: Drafts) -> None:
-        """Write the token ids of decode rows; ``offsets``: each one's place in its row."""
-        values[:] = FROM_TABLE - offsets
-        if drafts.tokens is not None:
-            values[offsets > 0] = drafts.tokens
+    def _note_drafts(shape: StepShape, items: Items, drafts: Drafts, head: Ints) -> None:
+        """Set what the shape and the table tell of drafts besides their rows."""
+        shape.num_decodes = num_decodes = len(items.starts)
+        if items.paths:
+            index = {slot: n for n, slot in enumerate(items.decodes.slots.tolist())}
+            shape.owners_P = np.array([index[path.slot] for path in items.paths], np.int64)
+        if drafts.is_late is not None:
+            head[IS_LATE, :num_decodes], shape.has_late = drafts.is_late, True
 
-    def _pack_even(self, items: Items, head: Ints, ints: Ints, size: int, width: int) -> StepShape:
-        """Decodes with drafts, ``width`` tokens each, for a graph of ``size`` rows. Tokens behind
-        COUNT are void: they are stored in page 0, and no draft is compared with what they draw."""
-        drafts, decodes, starts = items.drafts, items.decodes, items.starts
-        assert drafts is not None
-        count = len(starts)
-        slots = np.full(size, self.tables.dummy, np.int64)
-        slots[:count] = decodes.slots
-        offsets = np.arange(width)
-        slots_R = np.repeat(slots[:count], width)
-        rows = len(slots_R)
-        head[SLOT, :size], head[ROPE_LEN, :size] = slots, self.tables.prompt_len[slots]
-        head[START, :size] = head[COUNT, :size] = head[IS_LATE, :size] = 0
-        head[START, :count], head[COUNT, :count] = starts, drafts.lens + 1
-        head[IS_LATE, :count] = 0 if drafts.is_late is None else drafts.is_late
-        head[SAMPLE_SLOT, :rows] = slots_R
-        head[TOKEN, :rows] = token_R = np.arange(rows)
-        is_draft_NW = offsets[1:] <= drafts.lens[:, None]
-        next_NW = np.full((count, width), -1)
-        next_NW[:, :-1] = np.where(is_draft_NW, token_R.reshape(count, width)[:, 1:], -1)
-        head[NEXT_TOKEN, :rows] = next_NW.ravel()
-        head[POSITION, :rows] = (starts[:, None] + offsets + 1).ravel()
-        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots_R]
-        values = ints[self.num_head :][: size * width].reshape(size, width)
-        values[:] = 0
-        values[:, 0] = FROM_TABLE
-        values[:count, 1:][is_draft_NW] = (
-            np.broadcast_to(FROM_TABLE - offsets[1:], is_draft_NW.shape)[is_draft_NW]
-            if drafts.tokens is None
-            else drafts.tokens
-        )
-        kinds, num_tokens = self.params.kinds(decodes.slots), count * width
-        shape = StepShape(
-            count, num_tokens, 0, width, int(starts.max()) + width, slots_R, kinds, False
-        )
-        shape.first_A1 = np.arange(count + 1) * width
-        shape.num_decodes, shape.num_padded = count, size * width
-        return shape
-
-    def _pack_updates(self, shape: StepShape, ints: Ints, at: int) -> int:
+    def pack_updates(self, shape: StepShape, host: Tensor) -> int:
         """Append the changed entries of the page tables; how many integers are used then."""
+        ints, at = host.numpy(), self.num_head + shape.num_tail_tokens
         places = self.tables.changes()
         if not len(places):
             return at
@@ -353,6 +216,34 @@ class StepPacker:
         if count < len(places):
             shape.extra_updates = (places[count:].astype(np.int32), values[count:])
         return at + 2 * count
+
+
+def token_counts(items: Items) -> tuple[Ints, Ints]:
+    """Tokens and rows of logits of each sequence."""
+    others, num_decodes = items.others, len(items.starts)
+    counts = np.ones(len(items), np.int32)
+    if items.drafts is not None:
+        counts[:num_decodes] += items.drafts.lens
+    num_rows = counts.copy()
+    counts[num_decodes:] = [item.count for item in others]
+    num_rows[num_decodes:] = [item.emit if item.page_row < 0 else item.count for item in others]
+    return counts, num_rows
+
+
+def _put_tokens(values: Ints, items: Items, first: Ints, counts: Ints) -> None:
+    """Write the token ids of a step; ``first``: the first token of each sequence."""
+    drafts, num_decodes = items.drafts, len(items.starts)
+    values[:] = FROM_TABLE
+    if drafts is not None:
+        places = np.repeat(first[:num_decodes], counts[:num_decodes])
+        offsets = np.arange(first[num_decodes]) - places  # of each token in its row
+        of_rows = values[: len(offsets)]
+        of_rows[:] = FROM_TABLE - offsets
+        if drafts.tokens is not None:
+            of_rows[offsets > 0] = drafts.tokens
+    for item, begin in zip(items.others, first[num_decodes : len(counts)].tolist(), strict=True):
+        if item.tokens is not None:
+            values[begin : begin + item.count] = plain_ids(item.tokens)
 
 
 class DeviceStepBuffer:
@@ -374,9 +265,12 @@ class DeviceStepBuffer:
             view = self._fields[field, count] = self.head_FN[field, :count]
         return view
 
-    def floats(self, field: int, count: int) -> Tensor:
-        """float32 [count], a view of the bits."""
-        return self.head_FN[field, :count].view(torch.float32)
+    def params(self, count: int) -> Tensor:
+        """int32 [NUM_PARAMS, count]: sampling parameters of the first rows, a view; kept too."""
+        view = self._fields.get((PARAMS, count))
+        if view is None:
+            view = self._fields[PARAMS, count] = self.head_FN[PARAMS:, :count]
+        return view
 
     def tokens(self, shape: StepShape) -> Tensor:
         """int32 [T]: token ids, ``FROM_TABLE`` for those of the token table."""

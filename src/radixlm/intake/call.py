@@ -7,16 +7,11 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TypeVar
-
-from radixlm.base.errors import InvalidRequest
 
 ROUTING_HEADER = b"x-smg-routing-key"
-STARTS_PER_TURN = 32  # requests: each is checked and tokenized in 0.3 ms or more
-T = TypeVar("T")
 _numbers = itertools.count(1)
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
@@ -101,35 +96,6 @@ class Call:
             self._num_sent += count
             turn.set_result(None)
             self._schedule()
-
-    def add_logprobs(self, count: int, most: int) -> None:
-        """Count ``count`` entries of log-probabilities; InvalidRequest beyond ``most``."""
-        if self.num_logprobs + count > most:
-            raise InvalidRequest(
-                f"top_logprobs: this call may return {self.num_logprobs + count} log-probabilities "
-                f"(positions times 1 + top + asked ids), the limit is {most} (--max-logprobs): ask "
-                "for fewer tokens, positions or prompts",
-                param="top_logprobs",
-            )
-        self.num_logprobs += count
-
-
-async def paced(tasks: Iterable[T]) -> AsyncIterator[T]:
-    """The tasks that ``tasks`` makes, a few each turn of the event loop."""
-    for number, task in enumerate(tasks, 1):
-        yield task
-        if not number % STARTS_PER_TURN:
-            await asyncio.sleep(0)
-
-
-def check_sequences(num_prompts: int, n: int, most: int, param: str) -> None:
-    """InvalidRequest for a call of more than ``most`` sequences; ``param``: its prompts."""
-    if num_prompts * n > most:
-        raise InvalidRequest(
-            f"{param}: {num_prompts} prompts with n {n} are {num_prompts * n} sequences, a call "
-            f"may have {most} (--max-sequences-per-call): send at most {max(1, most // n)} prompts",
-            param,
-        )
 
 
 def current_call() -> Call | None:

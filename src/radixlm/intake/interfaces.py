@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.replicas import Replica
-from radixlm.intake.request_state import RequestState
+from radixlm.intake.request_state import RequestState, Rows
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import AdapterRef
+from radixlm.wire.requests import AdapterRef, StreamingWindow, TokenizedRequest
 
 
 class Adapters(Protocol):
@@ -67,6 +68,28 @@ class Occupation(Protocol):
 
     async def weights_came(self) -> None:
         """An update has brought weights, which may have been released."""
+
+
+class Outputs(Protocol):
+    """What requests get besides text."""
+
+    def check(
+        self, facts: IntakeFacts, request: GenerateRequest, num_prompt: int, count: int
+    ) -> int:
+        """The number of new tokens, ``count`` at most, for which a request may have what it wants;
+        InvalidRequest where the server does not give it."""
+
+    def rows(self, wire: TokenizedRequest, routed_from: int, facts: IntakeFacts) -> Rows | None:
+        """What a sample of a request needs for what each of its tokens has; None if it wants
+        nothing. ``routed_from``: the first token whose experts are wanted."""
+
+
+Preload = Callable[[Sequence[RequestState], Sequence[int], int], None]
+"""Give samples output that their client has, of a vocabulary; InvalidRequest if none may follow."""
+
+
+WindowOf = Callable[[IntakeFacts, GenerateRequest], StreamingWindow | None]
+"""The streaming window of a request, if it has one; InvalidRequest if it can have none."""
 
 
 class Share(Protocol):

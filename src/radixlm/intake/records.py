@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
@@ -100,36 +99,6 @@ class Output:
     weight_version: str = ""
     """Label of the weights that computed the last token; "" before the first."""
 
-    @property
-    def cached_details(self) -> dict[str, int] | None:
-        """Cached tokens by where they were: in the device's pool, or in a tier, which brought them;
-        None in an engine without tiers."""
-        if self.cached_by_tier is None:
-            return None
-        left, details = self.cached_tokens, {"device": 0, "host": 0, "storage": 0}
-        for tier, tokens in self.cached_by_tier.items():
-            details[tier] = min(tokens, left)
-            left -= details[tier]
-        return details | {"device": left}
-
-    @property
-    def num_logprobs(self) -> int:
-        """Log-probabilities of prompt and output, without the tokens' own."""
-        parts = (self.prompt_logprobs, self.logprobs)
-        found = [part for part in parts if part is not None]
-        rows = chain(*([*part.top, *part.asked] for part in found))
-        kept = sum(len(ids) for part in found for _, ids in part.kept)
-        return kept + sum(len(row) for row in rows if row)
-
-    def take_rows(self, before: Output) -> None:
-        """Take over the rows of the sample's Output before this one: all experts, and the last
-        hidden states if there are no new ones."""
-        if self.hidden_states is None:
-            self.hidden_states = before.hidden_states
-        if before.routed_experts:
-            before.routed_experts.extend(self.routed_experts or ())
-            self.routed_experts = before.routed_experts
-
     def absorb(self, later: Output) -> None:
         """Join what came next, for a reader who was slower than the engine."""
         self.text += later.text
@@ -151,18 +120,6 @@ class Output:
             self.hidden_states = (self.hidden_states or []) + later.hidden_states
         if later.routed_experts:
             self.routed_experts = (self.routed_experts or []) + later.routed_experts
-
-
-def likeliest(outputs: list[Output], count: int) -> list[Output]:
-    """The ``count`` outputs with the highest mean log-probability (``best_of``)."""
-    if len(outputs) <= count:
-        return outputs
-
-    def mean(output: Output) -> float:
-        values = [c[0] or 0.0 for c in (output.logprobs.chosen if output.logprobs else [])]
-        return sum(values) / max(len(values), 1)
-
-    return sorted(outputs, key=mean, reverse=True)[:count]
 
 
 def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:

@@ -4,7 +4,6 @@ A request belongs to one replica at a time. When that dies, intake gives the req
 ignores what the dead one still sends about it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -13,9 +12,10 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.observe.loads import total_load
 from radixlm.wire.link import Link
-from radixlm.wire.replies import DraftTotals, LoadReport, PageCounts
-from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
+from radixlm.wire.replies import LoadReport
+from radixlm.wire.requests import AbortRequest, Control
 
 
 class Replica:
@@ -75,10 +75,10 @@ class Replicas:
     def __getitem__(self, index: int) -> Replica:
         return self._all[index]
 
-    def start(self, handler: Callable[[Any, Replica], None]) -> None:
+    def start(self, handler: Callable[[Replica, Any], None]) -> None:
         """Listen to all of them; inside the event loop."""
         for replica in self._all:
-            replica.link.start(partial(_swapped, handler, replica))
+            replica.link.start(partial(handler, replica))
 
     @property
     def ready(self) -> list[Replica]:
@@ -138,10 +138,6 @@ class Replicas:
         """To the replica that has the request; what concerns all of them to all."""
         if len(self._all) == 1:
             self._all[0].link.send(message)
-        elif isinstance(message, TokenizedRequest):
-            replica = self._owner.get(message.rid) or self.assign(message.rid)
-            if replica is not None:
-                replica.link.send(message)
         elif isinstance(message, AbortRequest) and not message.all:
             self._send_abort(message)
         else:
@@ -164,35 +160,4 @@ class Replicas:
         """The load of all together."""
         if len(self._all) == 1:
             return self._all[0].load
-        loads = [replica.load for replica in self.ready]
-        total = LoadReport()
-        total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
-        for name in LoadReport.__struct_fields__:
-            value = getattr(total, name)
-            if isinstance(value, dict):
-                each = (Counter(getattr(load, name)) for load in loads)
-                setattr(total, name, dict(sum(each, Counter())))
-            elif name not in ("drafts", "released", "pages"):
-                setattr(total, name, sum(getattr(load, name) for load in loads))
-        for name in DraftTotals.__struct_fields__ if total.drafts else ():
-            each_count = [getattr(load.drafts, name) for load in loads if load.drafts]
-            setattr(total.drafts, name, sum(each_count))
-        total.pages = add_pages([load.pages for load in loads if load.pages])
-        total.released = tuple({tag: None for load in loads for tag in load.released})
-        total.cache_hit_rate /= max(1, len(loads))
-        total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))
-        return total
-
-
-def add_pages(counts: Sequence[PageCounts]) -> PageCounts | None:
-    """The pages of several pools together; None of none."""
-    if not counts:
-        return None
-    names = PageCounts.__struct_fields__
-    total = PageCounts(*(sum(getattr(one, name) for one in counts) for name in names))
-    total.size = counts[0].size
-    return total
-
-
-def _swapped(handler: Callable[[Any, Replica], None], replica: Replica, message: Any) -> None:
-    handler(message, replica)
+        return total_load([replica.load for replica in self.ready])

@@ -5,11 +5,11 @@ engine, and its way from tokens to text.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from radixlm.base.errors import InvalidRequest
 from radixlm.intake.records import Output
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.prediction import Prediction
@@ -17,6 +17,16 @@ from radixlm.text.stop import StopChecker
 from radixlm.wire.replies import Finish, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
+
+
+class Rows(Protocol):
+    """What a request gets of each token besides text."""
+
+    def take(self, delta: TokenDelta) -> tuple[list[bytes] | None, list[bytes] | None]:
+        """Hidden states and experts of tokens that have had none."""
+
+    def begin_again(self) -> None:
+        """A new engine starts at the first token."""
 
 
 class RequestState:
@@ -39,15 +49,12 @@ class RequestState:
         "last_token_s",
         "name",
         "news",
-        "num_hidden",
         "output_ids",
         "pending",
         "prediction",
         "prompt_tokens",
         "replica",
-        "row_bytes",
-        "skip_hidden",
-        "skip_routed",
+        "rows",
         "stop",
         "unread_s",
         "weight_version",
@@ -86,10 +93,7 @@ class RequestState:
         self.prompt_tokens = len(wire.input_ids) // 4
         ids = np.frombuffer(wire.prediction, "<i4")
         self.prediction = Prediction(ids) if len(ids) else None
-        self.row_bytes = 0, 0  # of a token: hidden states, experts
-        self.num_hidden = 0  # bytes of its rows that have come
-        self.skip_hidden = 0  # those that come a second time
-        self.skip_routed = 0  # bytes of experts of the first tokens, which nobody asked for
+        self.rows: Rows | None = None
         self.weight_version = ""  # of what computed the last token
 
     @property
@@ -99,7 +103,8 @@ class RequestState:
     def resume_request(self) -> TokenizedRequest:
         """The same request with what was emitted appended to its prompt: a new engine goes on
         where the old one stopped, random draws being keyed by (seed, position)."""
-        self.skip_hidden = self.num_hidden
+        if self.rows is not None:
+            self.rows.begin_again()
         ids = self.wire.input_ids
         if self.output_ids:
             self.before = self.last_delta if self.last_delta.prompt_tokens else None
@@ -169,7 +174,7 @@ class RequestState:
             delta = _cut(delta, num_kept)
         self.output_ids.extend(delta.tokens)
         predicted = self._predicted(delta) if self.prediction is not None else None
-        hidden, routed = self._rows(delta) if self.wire.wants_rows else (None, None)
+        hidden, routed = self.rows.take(delta) if self.rows is not None else (None, None)
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish
         self._put(
             Output(
@@ -203,32 +208,6 @@ class RequestState:
         self.prediction.follow(delta.tokens)
         num_accepted = self.prediction.num_accepted
         return num_accepted, len(self.prediction.ids) - num_accepted
-
-    def _rows(self, delta: TokenDelta) -> tuple[list[bytes] | None, list[bytes] | None]:
-        """Hidden states and experts of tokens that have had none."""
-        fresh = self._fresh_rows(delta)
-        if not self.wire.return_routed_experts or not fresh:
-            return fresh or None, None
-        hidden, routed = None, fresh
-        if self.wire.return_hidden_states:
-            pairs = [_split_rows(part, *self.row_bytes) for part in fresh]
-            hidden, routed = [first for first, _ in pairs], [second for _, second in pairs]
-        for place, part in enumerate(routed):
-            unwanted = min(self.skip_routed, len(part))
-            self.skip_routed -= unwanted
-            routed[place] = part[unwanted:]
-        return hidden, routed
-
-    def _fresh_rows(self, delta: TokenDelta) -> list[bytes]:
-        """The rows of tokens that have had none; a new engine starts again at the first token."""
-        fresh: list[bytes] = []
-        for part in delta.hidden_states or ():
-            known = min(self.skip_hidden, len(part))
-            self.skip_hidden -= known
-            self.num_hidden += len(part) - known
-            if known < len(part):
-                fresh.append(part[known:])
-        return fresh
 
     def _text(self, delta: TokenDelta) -> tuple[str, str | None, int]:
         """New text, the stop that ended it, and how many of the tokens there are up to it."""
@@ -295,12 +274,6 @@ class RequestState:
         return output
 
 
-def _split_rows(rows: bytes, first: int, second: int) -> tuple[bytes, bytes]:
-    """The first and the second bytes of each row."""
-    both = np.frombuffer(rows, np.uint8).reshape(-1, first + second)
-    return both[:, :first].tobytes(), both[:, first:].tobytes()
-
-
 def _cut(delta: TokenDelta, count: int) -> TokenDelta:
     """The delta with its first ``count`` tokens only, and what belongs to them."""
     found, hidden = delta.logprobs, delta.hidden_states
@@ -335,22 +308,3 @@ def stop_checker(sampling: SamplingParams) -> StopChecker | None:
     if not sampling.stop and not sampling.stop_regex:
         return None
     return StopChecker(sampling.stop, sampling.stop_regex, trim=not sampling.no_stop_trim)
-
-
-def preload(states: Sequence[RequestState], emitted: Sequence[int], vocab: int) -> None:
-    """Give the samples output that their client has (``resume.num_emitted``)."""
-    bad = next((token for token in emitted if not 0 <= token < vocab), None)
-    if bad is not None:
-        text = f"input_ids: {bad} is not a token id; the vocabulary has {vocab}"
-        raise InvalidRequest(text, "input_ids")
-    for state in states:
-        if len(emitted) >= (state.wire.sampling.max_new_tokens or 0):
-            raise InvalidRequest(
-                f"resume.num_emitted: {len(emitted)} is all that max_new_tokens "
-                f"{state.wire.sampling.max_new_tokens} allows: ask for more tokens",
-                "resume.num_emitted",
-            )
-        state.replay([TokenDelta(state.rid, list(emitted))])
-        if state.ended:
-            text = "resume.num_emitted: these tokens hold a stop string, nothing comes after them"
-            raise InvalidRequest(text, "resume.num_emitted")

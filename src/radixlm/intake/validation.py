@@ -1,19 +1,15 @@
 """Whether a request can be served, and its prompt and parameters as they will be used."""
 
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.base.record import Record
-from radixlm.config.schedule import MIN_WINDOW
-from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
-from radixlm.wire.requests import StreamingWindow
 from radixlm.wire.sampling_params import SamplingParams
 
 ENDLESS = 1 << 30  # tokens of a request with a streaming window, at most
@@ -45,31 +41,17 @@ def score_after(request: GenerateRequest, num_start: int, num_ids: int) -> None:
         request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=start)
 
 
+CheckOutputs = Callable[[IntakeFacts, GenerateRequest, int, int], int]
+"""Given the tokens of a prompt and the most new ones: how many these may be, with what a request
+wants of each. InvalidRequest where the server does not give it."""
+
+
 class RequestValidator(Record):
     """The facts and the tokenizer that requests are held against."""
 
     facts: IntakeFacts
     tokenizer: Tokenizer | None
-
-    def streaming(self, request: GenerateRequest) -> StreamingWindow | None:
-        """The request's streaming window: its own, or the server's, unless tokens are needed that a
-        window drops."""
-        facts, asked = self.facts, request.streaming_window
-        tokens = facts.streaming_window if asked is None else asked
-        if request.streaming_sinks is not None and not tokens:
-            raise InvalidRequest("streaming_sinks needs a streaming_window", "streaming_sinks")
-        reason = _why_all_tokens(request) if tokens else None
-        if not tokens or (reason is not None and asked is None):
-            return None
-        window = StreamingWindow(tokens, request.streaming_sinks or facts.streaming_sinks)
-        most = facts.context_len - window.sinks
-        if reason is not None or not MIN_WINDOW <= tokens <= most:
-            reason = reason or (
-                f"{tokens} tokens beside {window.sinks} sinks; the context of {facts.context_len} "
-                f"tokens has room for {MIN_WINDOW} to {most}."
-            ) + facts.more_room(tokens + window.sinks)
-            raise InvalidRequest(f"streaming_window: {reason}", "streaming_window")
-        return window
+    check_outputs: CheckOutputs | None = None
 
     def prompt_ids(self, request: GenerateRequest) -> list[int]:
         """The prompt's token ids, cut to the context with --allow-auto-truncate."""
@@ -179,14 +161,8 @@ class RequestValidator(Record):
                 param="max_tokens",
             )
         count = room if asked is None else min(asked, room)
-        if request.return_hidden_states and not self.facts.hidden_states_enabled:
-            raise InvalidRequest(
-                "return_hidden_states needs --enable-return-hidden-states",
-                param="return_hidden_states",
-            )
-        self._check_routed(request, num_prompt)
-        self._check_logprobs(request, num_prompt)
-        count = self._bound_logprobs(request, num_prompt, count)
+        if self.check_outputs is not None:
+            count = self.check_outputs(self.facts, request, num_prompt, count)
         self._check_choices(request)
         seed = sampling.sampling_seed
         if seed is None:
@@ -200,68 +176,6 @@ class RequestValidator(Record):
                 *self._special_stops(sampling),
             ),
         )
-
-    def _check_routed(self, request: GenerateRequest, num_prompt: int) -> None:
-        if not request.return_routed_experts:
-            return
-        if self.facts.routed_shape is None:
-            message = "return_routed_experts needs --enable-return-routed-experts"
-            raise InvalidRequest(message, "return_routed_experts")
-        if not 0 <= request.routed_from <= num_prompt:
-            raise InvalidRequest(
-                f"routed_experts_start_len: {request.routed_from} is not from 0 to {num_prompt}, "
-                "the tokens of the prompt",
-                "routed_experts_start_len",
-            )
-
-    def _check_logprobs(self, request: GenerateRequest, num_prompt: int) -> None:
-        start = request.logprobs.prompt_from if request.logprobs else -1
-        if start > num_prompt:
-            raise InvalidRequest(
-                f"logprob_start_len: {start} is higher than the number of input tokens, "
-                f"{num_prompt}; -1 asks for none of the prompt",
-                param="logprob_start_len",
-            )
-        if request.logprobs and start == num_prompt:  # where the prompt ends, there is none
-            request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=-1)
-        for token in request.logprobs.token_ids if request.logprobs else ():
-            if not 0 <= token < self.facts.vocab:
-                raise InvalidRequest(
-                    f"token_ids_logprob: {token} is out-of-vocabulary: ids are from 0 to "
-                    f"{self.facts.vocab - 1}",
-                    param="token_ids_logprob",
-                )
-        if request.logprobs and request.logprobs.top > self.facts.vocab:
-            raise InvalidRequest(
-                f"top_logprobs: {request.logprobs.top} exceeds the vocabulary of "
-                f"{self.facts.vocab}",
-                param="top_logprobs",
-            )
-
-        sampling = request.sampling
-        if request.logprobs and request.logprobs.kept and not sampling.is_greedy:
-            if not 0 < sampling.top_k < self.facts.vocab:
-                raise InvalidRequest(
-                    "return_sampling_mask: the tokens that may be drawn are listed for each token, "
-                    'so top_k must bound them: {"top_k": 50}',
-                    "return_sampling_mask",
-                )
-
-    def _bound_logprobs(self, request: GenerateRequest, num_prompt: int, count: int) -> int:
-        """The number of new tokens whose log-probabilities fit the call's bound; InvalidRequest
-        where the client asked for more of them."""
-        need, most = request.logprobs, self.facts.max_logprobs
-        if need is None:
-            return count
-        kept = max(0, request.sampling.top_k) if need.kept else 0
-        numbers = 1 + need.top + len(need.token_ids) + kept + need.entropy
-        of_position = numbers * max(1, request.sampling.n)
-        from_prompt = max(0, num_prompt - need.prompt_from) if need.prompt_from >= 0 else 0
-        if request.sampling.max_new_tokens is None:
-            count = min(count, max(1, most // of_position - from_prompt))
-        call = current_call() or Call()
-        call.add_logprobs(of_position * (from_prompt + count), most)
-        return count
 
     def _special_stops(self, sampling: SamplingParams) -> list[int]:
         """Ids of stop strings that name a special token: skipped tokens have no text to match."""
@@ -278,31 +192,3 @@ class RequestValidator(Record):
             raise InvalidRequest(
                 f"{PROCESSOR}: {name!r:.80} is not known here; known: {has}. {SAFE_WAY}", PROCESSOR
             )
-
-
-def _why_all_tokens(request: GenerateRequest) -> str | None:
-    """Why the request can have no streaming window, if so."""
-    if request.pooling is not None:
-        return "vectors and scores are of whole texts"
-    if request.embeds is not None or (request.prompt is not None and request.prompt.media):
-        return "a part of an image, a clip or input_embeds cannot be dropped; send 0"
-    has_rows = request.return_hidden_states or request.return_routed_experts
-    if has_rows or (request.logprobs and request.logprobs.prompt_from >= 0):
-        return (
-            "tokens that the window drops have neither hidden states nor experts nor "
-            "log-probabilities; send 0"
-        )
-    return None
-
-
-def processor_name(custom: Any, plain: Any = None) -> str | None:
-    """The logit processor that a request names, in ``custom_logit_processor`` or in
-    ``logit_processor``. The reference puts pickled code into the first: InvalidRequest."""
-    name = plain if custom is None else custom
-    if name is None or name == "":
-        return None
-    if custom is not None and plain is not None and custom != plain:
-        raise InvalidRequest(f"{PROCESSOR} and logit_processor differ: send one", PROCESSOR)
-    if not isinstance(name, str) or not name.isprintable() or "{" in name:
-        raise InvalidRequest(f"{PROCESSOR} must be the name of a processor. {SAFE_WAY}", PROCESSOR)
-    return name

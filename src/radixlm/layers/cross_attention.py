@@ -1,19 +1,22 @@
 """Layers that attend to a prompt's images and not to its text (Llama 3.2 Vision), and those that
 attend to an audio clip besides (Whisper).
 
-What a layer makes of an image's rows is kept beside them (``step.batch.EncoderOutput``), so that it
+What a layer makes of an image's rows is kept beside them (``EncoderOutput``), so that it
 is computed once however many chunks, steps and requests see the image.
 
 Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention
+from radixlm.base.record import Record
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -21,9 +24,31 @@ from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.whole_block import WholeBlock
 from radixlm.quant.param import Param, Shard
-from radixlm.step.batch import CrossAttentionSpan, EncoderOutput, ForwardBatch
+from radixlm.step.batch import ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks are split
+
+
+@dataclass(slots=True, eq=False)
+class EncoderOutput:
+    """An encoded image that cross-attention layers read: ``rows()`` gives its float32 rows [N, D],
+    in ``num_tiles`` equal tiles of which the first ``num_used_tiles`` show something; ``made``
+    holds what each layer has computed from them."""
+
+    rows: Callable[[], Tensor]
+    num_used_tiles: int
+    num_tiles: int
+    made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class CrossAttentionSpan(Record):
+    """Tokens [first, first + count) of the step and the images that they attend to: the used tiles,
+    or all tiles where the tokens come before the images (``is_before``)."""
+
+    first: int
+    count: int
+    images: tuple[EncoderOutput, ...]
+    is_before: bool
 
 
 class CrossAttentionLayer(Module):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.media.encoder_outputs import EncoderOutputs
+from radixlm.media.optional_inputs import add_optional_inputs
 from radixlm.step.batch import ForwardBatch, MediaInputs
 from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult
@@ -103,8 +104,10 @@ class EncoderCache:
     def put(
         self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
     ) -> dict[str, ItemResult]:
-        """Write the embeddings of this step's placeholders into the batch. Returns request id ->
-        error for the requests whose media failed; the others go on."""
+        """Write the embeddings of this step's placeholders into the batch, and what else its
+        requests bring besides token ids. Returns request id -> error for the requests whose media
+        failed; the others go on."""
+        add_optional_inputs(plan, tables, batch)
         failed: dict[str, ItemResult] = {}
         if self._cross_attention_token is None and not Items.of(plan.items).others:
             return failed

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.step.batch import CrossAttentionSpan, EncoderOutput
+from radixlm.layers.cross_attention import CrossAttentionSpan, EncoderOutput
 from radixlm.step.plan import StepPlan
 from radixlm.wire.media import Media
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.media.encoder_cache import EncoderCache, MultimodalEncoder, caught
+from radixlm.media.optional_inputs import add_optional_inputs
 from radixlm.models.pooler import Head, Pooler
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
@@ -24,7 +25,8 @@ class ImageVectors(EncoderCache):
     def put(
         self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
     ) -> dict[str, ItemResult]:
-        """Run the encoder; the batch does not change. Returns request id -> error."""
+        """Run the encoder, whose output is not in the batch. Returns request id -> error."""
+        add_optional_inputs(plan, tables, batch)
         failed: dict[str, ItemResult] = {}
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():

@@ -45,20 +45,15 @@ from radixlm.layers.residual_sums import (
 )
 from radixlm.layers.rope import LearnedFrequencies, RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
+from radixlm.models.continuation import Continuation
 from radixlm.models.handed_rows import HandedRows
 from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
 from radixlm.models.stages import RESIDUAL, LeftOutBlock, Pipeline, Stage, kept_of
+from radixlm.models.taps import HiddenNeeds
 from radixlm.models.weight_pager import WeightPager
-from radixlm.step.batch import (
-    AttentionSite,
-    Continuation,
-    ForwardBatch,
-    HiddenNeeds,
-    InputEmbeds,
-    MediaInputs,
-)
+from radixlm.step.batch import AttentionSite, ForwardBatch, InputEmbeds, MediaInputs
 from radixlm.step.result import TARGETS
 
 NOWHERE = (-1, -1)  # place in a pool of a layer that has none

@@ -37,8 +37,9 @@ from radixlm.layers.program import (
 from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.taps import HiddenNeeds
 from radixlm.quant.param import Param
-from radixlm.step.batch import ForwardBatch, HiddenNeeds, InputEmbeds
+from radixlm.step.batch import ForwardBatch, InputEmbeds
 
 
 class DraftOutput(Record, eq=False):

@@ -9,7 +9,7 @@ pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -55,7 +55,7 @@ class GroupedKVCacheManager(KVCacheManager):
     def __init__(self, parts: Sequence[KVCacheManager]) -> None:
         first, num_slots = parts[0], sum(part.slots.num_total for part in parts)
         self._parts, self._per_group = tuple(parts), first.slots.num_total
-        self.page_size, self.window, self.min_tail = first.page_size, first.window, first.min_tail
+        self.page_size, self.window, self.tails = first.page_size, first.window, first.tails
         self.table, self.requests = SlotTable(num_slots), [None] * num_slots
         for part in parts:
             part.table, part.requests = self.table, self.requests
@@ -114,7 +114,7 @@ class GroupedKVCacheManager(KVCacheManager):
         chosen = self._parts[request.group] if request.group >= 0 else None
 
         def key(part: KVCacheManager) -> tuple[bool, tuple[int, int, int]]:
-            return part is chosen, part.worth(ids, request.namespace)
+            return part is chosen, worth(part, ids, request.namespace)
 
         parts = sorted(self._parts, key=key, reverse=True)
         return any(part.admit(request, spare) for part in parts)
@@ -144,15 +144,10 @@ class GroupedKVCacheManager(KVCacheManager):
     def free(self, request: Request) -> None:
         self._of(request).free(request)
 
-    def _own(self, part: KVCacheManager, running: Iterable[Request]) -> list[Request]:
-        return [request for request in running if self._of(request) is part]
 
-    def find_violations(self, running: Iterable[Request]) -> list[str]:
-        requests = list(running)
-        found = (part.find_violations(self._own(part, requests)) for part in self._parts)
-        return list(chain(*found))
-
-    def repair(self, running: Iterable[Request]) -> None:
-        requests = list(running)
-        for part in self._parts:
-            part.repair(self._own(part, requests))
+def worth(part: KVCacheManager, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
+    """A request goes to the group of the largest. A hit counts like as many free pages: else all
+    requests of one system prompt would go to one group until it is full. Of equal ones the group
+    with more empty pages has the least to evict."""
+    hit = part.prefix_cache.peek(ids, namespace) // part.page_size
+    return hit + part.num_available, part.slots.num_free, part.pages.num_free

@@ -19,6 +19,7 @@ from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.record import StepTokens
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts, StateRows
+from radixlm.executor.step_layout import token_counts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
@@ -31,7 +32,7 @@ class _Order:
     """Where the rows of a step lie when the groups' rows follow each other. ``counts``: of each
     group; ``places``: of each row of the step."""
 
-    def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int64], num: int) -> None:
+    def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int32], num: int) -> None:
         groups = np.repeat(groups_N, rows_N)
         self.counts = tuple(np.bincount(groups, minlength=num).tolist())
         self._sorted = np.argsort(groups, kind="stable")
@@ -60,7 +61,7 @@ class GroupedModel:
 
     def __init__(self, model: DecoderModel, groups: AttentionGroups, vocab: int) -> None:
         self._model, self._groups, self.vocab = model, groups, vocab
-        self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+        self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int32), 1)
         self.rows_of_tokens = self.rows.places  # of the step
         self.lora: LoraRows | None = None  # of the step's tokens
         self.taps_TN: Tensor | None = None  # what the last step left for a drafter, of all groups
@@ -141,11 +142,12 @@ class GroupedRunner(Runner):
         items = own if len(own) else self._idle
         self._set_order(step.items)
         lora = self._own_adapters(step.lora)
-        shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
+        plan = replace(step.plan, items=own)
+        shape = self._own_inputs.fill(lambda packer, host: packer.pack(items, host))
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
         self._whole = step
-        if self._choices is not None:
-            self._choices.rows_T = self._grouped.tokens.run_as
+        if self.choices is not None:
+            self.choices.rows_T = self._grouped.tokens.run_as
         super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
         if self.states is not None and not len(own):
             self.states.zero_null_page()
@@ -204,14 +206,7 @@ class GroupedRunner(Runner):
         """Tell the model and its layers which rows come from which group."""
         others, num = items.others, self._groups.num_groups
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
-        counts = np.ones(len(items), np.int64)
-        if items.drafts is not None:
-            counts[: len(items.starts)] += items.drafts.lens
-        rows = counts.copy()
-        counts[len(items.starts) :] = [item.count for item in others]
-        rows[len(items.starts) :] = [
-            item.emit if item.page_row < 0 else item.count for item in others
-        ]
+        counts, rows = token_counts(items)
         groups = slots // self._per_group
         self._grouped.tokens = tokens = _Order(groups, counts, num)
         self._grouped.rows = _Order(groups, rows, num)

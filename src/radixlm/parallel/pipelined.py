@@ -20,7 +20,7 @@ from torch import Tensor
 
 from radixlm.distributed.record import Choices, StepTokens, unpack_choices
 from radixlm.executor.interfaces import ExpertChoices
-from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
+from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.parallel.grouped_runner import GroupedRunner
@@ -64,7 +64,7 @@ class PipelinedRunner(Runner):
         super().__init__(parts, options, **grouped)
         self._last = last
         self._pending: dict[int, _Pending] = {}  # by plan index
-        self._reader.target_logits = self._take_target_logits
+        self.outputs.target_logits = self._take_target_logits
         self._current: _Pending | None = None  # of the step that is read
         self._chosen: tuple[Choices, StepTokens] | None = None  # in the step that is launched
 
@@ -76,14 +76,14 @@ class PipelinedRunner(Runner):
         step.inputs = copy(step.inputs)
         step.inputs.buffer = step.inputs.buffer.copy()
         wanted = [LOGITS] if step.shape.num_rows else []
-        wanted += [HIDDEN] if needs_hidden(step.items) else []
+        wanted += [HIDDEN] if self.outputs.are_wanted(step.items) else []
         if self.end is not None and step.batch is not None:
             step.batch = _kept(step.batch)
             wanted += [TAPS] if self._last.has_taps else []
         stages = [(one, -1) for one in wanted]
         if self._chosen is not None:
             stages += [(CHOICES, stage) for stage in range(1, self._last.num_stages)]
-        stages += [(TARGETS, -1)] * sum(map(num_target_blocks, step.items.prefills))
+        stages += [(TARGETS, -1)] * self.outputs.num_head_runs(step.items)
         if not stages and self._last.confirms:  # pages count as computed when all stages have them
             stages = [(self._last.done, -1)]
         take, submit = self._last.take_result, self._last.taking.submit
@@ -112,11 +112,11 @@ class PipelinedRunner(Runner):
         if step.batch is not None:
             step.batch.taps_TN = self._put(pending, TAPS)
         pending.take(pending.done)
-        if self._choices is not None and pending.chosen is not None:
+        if self.choices is not None and pending.chosen is not None:
             chosen, tokens = pending.chosen
             while (theirs := pending.take(CHOICES)) is not None:
                 chosen = [*chosen, *unpack_choices(theirs)]
-            self._choices.tell(step, chosen, lambda: tokens)
+            self.choices.tell(step, chosen, lambda: tokens)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)

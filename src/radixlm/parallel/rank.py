@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
+import torch
 
 from radixlm.base.errors import InvalidRequest, InvariantError, RadixError
 from radixlm.executor.runner import Runner
@@ -74,7 +75,9 @@ class RankLoop:
             raise InvariantError(f"rank {self.rank}: plan {index} follows plan {last}")
         self._last_index = index
         if self.runner.followers is None:
-            self.runner.tables.know(given.known_slots, given.known_tokens)
+            tables = self.runner.tables  # the last tokens of slots, which rank 0 has sampled
+            slots_S, tokens_S = map(torch.from_numpy, (given.known_slots, given.known_tokens))
+            tables.next_token[slots_S.to(tables.device)] = tokens_S.to(tables.device)
         self.runner.follow(given.plan)
 
     def _obey(self, command: Command) -> None:

@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError, RankLost
-from radixlm.executor.results import StepHandle, reads_head
+from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Runner
 from radixlm.parallel.plan_codec import PlanEncoder
 from radixlm.step.masks import Masks
@@ -86,9 +88,10 @@ class Relay:
         self.runner, self._followers = runner, followers
         self._encoder = PlanEncoder()
         tables = runner.tables
-        self._sampled = tables.sampled
+        # the last token of each slot; waits for the device
+        self._sampled: Callable[[], NDArray[np.int64]] = lambda: tables.next_token.cpu().numpy()
         if tables.is_shared or runner.followers is not None:  # who tells the other ranks
-            tokens = tables.sampled()
+            tokens = self._sampled()
             self._sampled = lambda: tokens
 
     def forward(self, plan: StepPlan) -> StepHandle:
@@ -105,7 +108,7 @@ class Relay:
 
     def read(self, step: StepHandle) -> StepResult:
         # the log-probabilities of prompts run the head, of which each rank may hold a part
-        if self.runner.followers is not None and reads_head(step):
+        if self.runner.followers is not None and self.runner.outputs.num_head_runs(step.items):
             self._followers.tell(READ)
         with _together():
             return self.runner.read(step)

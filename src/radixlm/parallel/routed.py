@@ -23,7 +23,7 @@ from radixlm.distributed.record import (
     StepTokens,
     pack_choices,
 )
-from radixlm.executor.results import StepHandle, wants_routed
+from radixlm.executor.results import StepHandle
 from radixlm.step.plan import Items
 
 
@@ -74,7 +74,7 @@ class ExpertChoices:
     def are_wanted(self, items: Items) -> bool:
         """Whether somebody asks what the tokens of a step choose."""
         is_recorded = self.recorder is not None and self.recorder.is_on
-        return is_recorded or (self._routed is not None and wants_routed(items))
+        return is_recorded or (self._routed is not None and _wants_routed(items))
 
     def begin(self) -> None:
         """A step is about to run whose choices are wanted; nobody has asked for those before."""
@@ -93,5 +93,10 @@ class ExpertChoices:
         """Hand on what the tokens of a step chose in the layers of all stages."""
         if self.recorder is not None and self.recorder.is_on:
             self.recorder.count(chosen, tokens)
-        if self._routed is not None and wants_routed(step.items):
+        if self._routed is not None and _wants_routed(step.items):
             step.routed_TLK = self._routed.table(chosen, step.shape.num_tokens)
+
+
+def _wants_routed(items: Items) -> bool:
+    """Whether an item asks for the experts that its tokens choose."""
+    return bool(items.decodes.routed) or any(item.routed_experts for item in items.prefills)

@@ -14,7 +14,7 @@ from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
-from radixlm.wire.replies import Finish, Logprobs, StepReply, TokenDelta
+from radixlm.wire.replies import Finish, StepReply, TokenDelta
 
 # tokens between two deltas of a request whose client does not stream: few enough for recovery
 UNSTREAMED_INTERVAL = 16
@@ -23,17 +23,6 @@ UNSTREAMED_INTERVAL = 16
 def _failure(result: ItemResult) -> Finish:
     """The end of a request whose item failed."""
     return Finish("error", message=result.error, status=result.status)
-
-
-class BufferedOutputs:
-    """What a request has produced besides tokens since its last delta."""
-
-    __slots__ = ("hidden", "logprobs", "prompt_logprobs")
-
-    def __init__(self) -> None:
-        self.logprobs: list[Logprobs | None] = []
-        self.prompt_logprobs: list[Logprobs | None] = []
-        self.hidden: list[bytes] = []
 
 
 class Committer:
@@ -53,8 +42,6 @@ class Committer:
         self.stream_interval = stream_interval
         self.requests: dict[str, Request] = {}
         self._stop_counts: Counter[int] = Counter()  # how many requests end at a token id
-        self._buffered: dict[str, BufferedOutputs] = {}
-        self._num_hidden: dict[str, int] = {}  # tokens whose hidden states were buffered or sent
         self.num_generated = self.num_forced = 0
         self._kv_manager = planner.kv_manager
         self._table = planner.kv_manager.table
@@ -262,7 +249,7 @@ class Committer:
         request.num_committed = item.start + item.count
         self._kv_manager.insert(request)
         self._kv_manager.free_out_of_window(request)
-        self._buffer_outputs(request, item, result)
+        self._note_outputs(request, item, result)
         if result.pooled is not None:
             return self.end(request, Finish("stop"), pooled=result.pooled)
         if result.tokens:
@@ -277,7 +264,7 @@ class Committer:
         num_kept, finish = self._append(request, result.tokens)
         start, page_size = request.num_committed, self.limits.page_size
         request.num_committed = end = start + num_kept
-        self._buffer_outputs(request, item, result, num_kept)
+        self._note_outputs(request, item, result, num_kept)
         if finish is None and result.error is not None:
             finish = _failure(result)
         if self._has_states and num_kept < item.count:
@@ -358,62 +345,36 @@ class Committer:
         request.prefill_all()
         return finish
 
-    def _buffer_outputs(
+    def _note_outputs(
         self, request: Request, item: Item, result: ItemResult, num_kept: int | None = None
     ) -> None:
-        """Keep log-probabilities and hidden states for the request's next delta. ``num_kept``: of
-        so many tokens of a decode item."""
-        hidden, logprobs = result.hidden_states, result.logprobs
-        if logprobs is None and result.prompt_logprobs is None and hidden is None:
-            return
-        buffered = self._buffered.setdefault(request.rid, BufferedOutputs())
-        if logprobs is not None and num_kept is not None:
-            logprobs = logprobs.first(num_kept)
-        buffered.logprobs.append(logprobs)
-        buffered.prompt_logprobs.append(result.prompt_logprobs)
-        if hidden is not None:
-            # a retracted request computes tokens again whose states were buffered or sent before
-            start, count, rows = item.start, item.count, item.count
-            if num_kept is not None:
-                start, count = request.num_committed - num_kept, num_kept
-                rows = len(result.tokens)
-            first = max(start, self._num_hidden.get(request.rid, 0))
-            self._num_hidden[request.rid] = max(first, start + count)
-            row_bytes = len(hidden) // rows
-            new = hidden[(first - start) * row_bytes : count * row_bytes]
-            # tokens that were sampled have a part each, a chunk has one
-            part = row_bytes if num_kept is not None else max(1, len(new))
-            buffered.hidden.extend(new[i : i + part] for i in range(0, len(new), part))
-
-    def drop_prompt_outputs(self, request: Request) -> None:
-        """After a retraction: drop outputs of the prompt, which will be computed again."""
-        if not request.num_output:
-            self._buffered.pop(request.rid, None)
-            self._num_hidden.pop(request.rid, None)
+        """Tell the features of what an item has given besides tokens."""
+        if result.logprobs is None and result.prompt_logprobs is None:
+            if result.hidden_states is None:
+                return
+        self.hooks.computed(request, item, result, num_kept)
 
     def delta(self, request: Request, pooled: list[float] | None = None) -> TokenDelta:
         """All that is new since the last delta."""
         tokens = request.take_unsent()
-        buffered = self._buffered.pop(request.rid, None) if self._buffered else None
         draft_rounds, num_drafted = None, 0
         if self._drafting is not None:
             draft_rounds, num_drafted = self._drafting.counts.of(request.rid)
-        return TokenDelta(
+        delta = TokenDelta(
             rid=request.rid,
             tokens=tokens,
             finish=request.finish,
             prompt_tokens=request.wire.prompt_len,
             cached_tokens=min(request.num_cached, request.wire.prompt_len),  # may hold output too
             retractions=request.retractions,
-            prompt_logprobs=Logprobs.joined(buffered.prompt_logprobs) if buffered else None,
-            logprobs=Logprobs.joined(buffered.logprobs) if buffered else None,
-            hidden_states=buffered.hidden or None if buffered else None,
             pooled=pooled,
             queue_time_s=max(0.0, request.started_s - request.queued_s),
             draft_rounds=draft_rounds,
             num_drafted=num_drafted,
             cached_by_tier=request.arrived,
         )
+        self.hooks.deliver(delta)
+        return delta
 
     def end(
         self, request: Request, finish: Finish, pooled: list[float] | None = None
@@ -426,8 +387,6 @@ class Committer:
         """Free the slot and pages of a request that has ended, and forget it."""
         if request in self.planner.running:
             self.planner.release(request)
-        self._buffered.pop(request.rid, None)
-        self._num_hidden.pop(request.rid, None)
         if self._drafting is not None:
             self._drafting.forget(request)
         if self.requests.pop(request.rid, None) is not None:

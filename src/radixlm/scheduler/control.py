@@ -1,8 +1,7 @@
-"""ControlHandler: operators' commands, answered between two steps: flush, pause, continue, info."""
+"""ControlHandler: operators' commands, answered between two steps. Features answer most of them."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import AbortRequest, Control
+from radixlm.wire.requests import Control
 
 if TYPE_CHECKING:
     from radixlm.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
-
-MAX_SLEEP_S = 60.0
 
 Verb = Callable[[Control], ControlReply | None]
 
@@ -45,6 +42,9 @@ class Commands:
     def note(self, now_s: float) -> None:
         """Called once a second."""
 
+    def idle(self) -> None:
+        """Nothing runs or waits: the cache was emptied, or that has lasted for a while."""
+
 
 class ControlHandler:
     """Answers ``Control`` messages; verbs that nobody knows go to the executor."""
@@ -59,16 +59,10 @@ class ControlHandler:
         self.pending: list[tuple[str, Future[Callable[[], Any]]]] = []  # work of other threads
         self._verbs: dict[str, Verb] = {
             "flush_cache": self._flush,
-            "pause": self._pause,
-            "continue": self._continue,
-            "info": self._info,
-            "kv_snapshot": self._kv_snapshot,
-            "slow_down": self._slow_down,
-            "freeze_gc": self._freeze_gc,
             "ping": self._ping,
         }
         self._commands = [make(self) for make in commands]
-        self._after_steps = {"pause"}
+        self._after_steps = set[str]()
         for one in self._commands:
             self._verbs |= one.verbs
             self._after_steps |= one.after_steps
@@ -82,6 +76,11 @@ class ControlHandler:
         """Called once a second."""
         for one in self._commands:
             one.note(now_s)
+
+    def idle(self) -> None:
+        """Nothing runs or waits; see ``Commands``."""
+        for one in self._commands:
+            one.idle()
 
     def answer(self, control: Control) -> ControlReply | None:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
@@ -143,75 +142,11 @@ class ControlHandler:
         s.kv_manager.prefix_cache.reset()
         if s.drafting is not None:
             s.drafting.flush()
-        self.check_invariants()
+        self.idle()
         return True
-
-    def _kv_snapshot(self, control: Control) -> ControlReply:
-        """Publish the whole prefix cache as KV events."""
-        self.scheduler.hooks.publish()
-        return ControlReply(control.call_id, True)
-
-    def _pause(self, control: Control) -> ControlReply:
-        """Plan no more steps. Modes: in_place keeps the KV, retract frees it, abort ends all
-        requests."""
-        s = self.scheduler
-        mode = str(control.args.get("mode") or "abort")
-        s.is_paused = True
-        if mode == "abort":
-            s.abort(AbortRequest(all=True, message="generation was paused"))
-        elif mode == "retract":
-            for request in reversed(list(s.planner.running)):
-                s.planner.retract(request)
-        return ControlReply(control.call_id, True, "Generation paused.")
-
-    def _continue(self, control: Control) -> ControlReply:
-        self.scheduler.is_paused = False
-        return ControlReply(control.call_id, True, "Generation continued.")
-
-    def _slow_down(self, control: Control) -> ControlReply:
-        sleep_s = float(control.args.get("forward_sleep_time") or 0.0)
-        if not 0 <= sleep_s <= MAX_SLEEP_S:  # also false for NaN
-            raise ValueError(f"forward_sleep_time: {sleep_s} is not within 0 to {MAX_SLEEP_S} s")
-        self.scheduler.sleep_s = sleep_s
-        return ControlReply(control.call_id, True)
-
-    def _freeze_gc(self, control: Control) -> ControlReply:
-        gc.collect()
-        gc.freeze()
-        return ControlReply(control.call_id, True)
 
     def _ping(self, control: Control) -> ControlReply:
         return ControlReply(control.call_id, True, data="pong")
-
-    def _info(self, control: Control) -> ControlReply:
-        s = self.scheduler
-        load = s.load(s.clock())
-        data: dict[str, Any] = {
-            "last_gen_throughput": load.gen_throughput,
-            "num_running_reqs": load.num_running,
-            "num_waiting_reqs": load.num_waiting,
-            "num_used_tokens": load.num_used_tokens,
-            "max_total_num_tokens": load.num_total_tokens,
-            "num_retracted_reqs": load.num_retracted,
-            "cache_hit_rate": load.cache_hit_rate,
-            "num_steps": load.steps,
-            "num_breaches": load.num_breaches,
-            "avg_spec_accept_length": load.spec_accept_length,
-            "memory_usage": s.executor.control("memory_usage", {}),
-        }
-        return ControlReply(control.call_id, True, data=data)
-
-    def check_invariants(self) -> None:
-        """While idle: log, count and repair invariant violations of pages and slots."""
-        kv_manager = self.scheduler.kv_manager
-        running = self.scheduler.planner.running
-        violations = kv_manager.find_violations(running)
-        if not violations:
-            return
-        self.num_breaches += len(violations)
-        for violation in violations:
-            log.error("KV cache manager: %s", violation)
-        kv_manager.repair(running)
 
 
 def _failed(call_id: str, error: Exception) -> ControlReply:

@@ -1,149 +1,40 @@
-"""DraftPages: pages that a step with drafts takes besides those of its requests.
-
-A further path of drafts shares the request's pages up to the one that its first token is in. Of
-that page it has a copy, and pages of its own behind it. The pages of the path that was right change
-places with the request's; then those of all paths are freed.
-
-A recurrent state that refused drafts would spoil is copied before the step, and put back after it.
-"""
+"""DraftPages: pages that a step with drafts takes besides those of its requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
-from radixlm.memory.check import Holding
-from radixlm.memory.pages import PageAllocator
-from radixlm.memory.prefix.base import PrefixCache
-from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array
-from radixlm.step.plan import Int32Array, PageCopy, PageUpdate
-
-NO_SLOT = -1
-_ROOM = 8  # times the pages of a path must be had before the prefix cache gives some up for it
+from radixlm.step.plan import Int32Array
 
 
-class _Fork(NamedTuple):
-    """Pages for the columns from ``first`` on, of each page space."""
+class Fork(NamedTuple):
+    """Pages of a further path of drafts, for the columns from ``first`` on, of each page space."""
 
     first: int
     pages: tuple[Int32Array, ...]
 
 
 class DraftPages:
-    """Of one KVCacheManager, whose allocators, prefix cache and changes it shares. ``has_states``:
-    the second page space holds states."""
+    """Of one KVCacheManager: here none. ``speculative`` puts its own in the place.
 
-    def __init__(
-        self,
-        spaces: tuple[PageAllocator, ...],
-        page_size: int,
-        has_states: bool,
-        reservations: Reservations,
-        prefix_cache: PrefixCache,
-        changes: PageChanges,
-    ) -> None:
-        self._spaces, self._page_size, self._has_states = spaces, page_size, has_states
-        self._reservations, self._prefix_cache = reservations, prefix_cache
-        self._changes = changes
-        self._forks: dict[int, _Fork] = {}  # by row of the page tables
-        # by slot: a copy of the state from before a step that verifies drafts
-        self._saved: dict[int, Int32Array] = {}
+    forks  pages of further paths of drafts, by row of the page tables
+    saved  copies of the states from before a step that verifies drafts, by slot
+    """
 
-    # ---- further paths ---------------------------------------------------------------------
-
-    def fork(self, request: Request, page_row: int, start: int, end: int) -> bool:
-        """Give another path of drafts, at [start, end) of the request, pages in a row of the page
-        tables; False, and no change, if they would have to come from others."""
-        first = start // self._page_size
-        count, num_free = -(-end // self._page_size) - first, self._spaces[FULL].num_free
-        # what is evicted for a path is free again after the step, and serves the next one
-        if count > num_free and count * _ROOM <= self._reservations.num_available:
-            self._reservations.make_room(count)
-        taken: list[Int32Array] = []
-        for space in self._spaces:
-            pages = space.alloc(count)
-            if pages is None:
-                for allocator, some in zip(self._spaces, taken, strict=False):
-                    allocator.free(some)
-                return False
-            taken.append(pages)
-        self._forks[page_row] = _Fork(first, tuple(taken))
-        for group, (row, pages) in enumerate(zip(self._rows(request), taken, strict=True)):
-            whole = np.concatenate((row[:first], pages)).astype(np.int32)
-            self._changes.updates.append(PageUpdate(group, page_row, 0, whole))
-            if start % self._page_size:
-                copy = PageCopy(group, request.slot, int(row[first]), int(pages[0]))
-                self._changes.copies.append(copy)
-        return True
+    def __init__(self) -> None:
+        self.forks: dict[int, Fork] = {}
+        self.saved: dict[int, Int32Array] = {}
 
     def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
         """A path of drafts was right: the request goes on in its pages, up to ``num_tokens``."""
-        first, taken = self._forks[page_row]
-        count = -(-num_tokens // self._page_size) - first
-        for row, pages in zip(self._rows(request), taken, strict=True):
-            own = row[first : first + count]
-            own[:], pages[:count] = pages[:count].copy(), own.copy()
-        self._changes.add(request, first, first + count)
-
-    def _rows(self, request: Request) -> tuple[Int32Array, ...]:
-        return (request.pages, request.window)[: len(self._spaces)]
 
     def free_forks(self) -> None:
         """The step with further paths of drafts is over."""
-        for fork in self._forks.values():
-            for space, pages in zip(self._spaces, fork.pages, strict=True):
-                space.free(pages)
-        self._forks.clear()
-
-    # ---- states ----------------------------------------------------------------------------
-
-    def allocate_state(self) -> Int32Array | None:
-        """A page for a state, if need be from the prefix cache's snapshots; None without one."""
-        if not self._spaces[WINDOW].num_free:
-            self._prefix_cache.evict_window(1)
-        return self._spaces[WINDOW].alloc(1)
-
-    def save_state(self, request: Request, start: int) -> bool:
-        """Have the next step save the state after ``start`` tokens, where it would write over it;
-        False without a page for the copy. Other models need none."""
-        if not self._has_states or start % self._page_size == 0:
-            return True
-        page = self.allocate_state()
-        if page is None:
-            return False
-        source = int(request.window[start // self._page_size])
-        self._changes.copies.append(PageCopy(WINDOW, request.slot, source, int(page[0])))
-        self._saved[request.slot] = page
-        return True
 
     def restore_state(self, request: Request, start: int) -> None:
         """Put the state after ``start`` tokens back, where the step has written over it."""
-        saved, column = self._saved.pop(request.slot, None), start // self._page_size
-        if saved is not None:
-            self._spaces[WINDOW].free(request.window[column : column + 1].copy())
-            request.window[column] = saved[0]
-            self._changes.updates.append(PageUpdate(WINDOW, request.slot, column, saved))
 
     def free_saved(self, slots: Int64Array) -> None:
         """Free the saved states of these slots, whose step can be undone no more."""
-        for slot in slots.tolist() if self._saved else ():
-            page = self._saved.pop(slot, None)
-            if page is not None:
-                self._spaces[WINDOW].free(page)
-
-    # ---- invariants ------------------------------------------------------------------------
-
-    def saved_state(self, slot: int) -> Int32Array:
-        """The page of the slot's saved state, or none."""
-        return self._saved.get(slot, np.empty(0, np.int32))
-
-    def holdings(self) -> Iterator[Holding]:
-        """The pages of further paths."""
-        for fork in self._forks.values():
-            full, *window = fork.pages
-            yield Holding(NO_SLOT, full, None, window[0] if window else np.empty(0, np.int32))

@@ -2,11 +2,15 @@
 
     arrive(request)      a request has arrived             check it, begin to compile its grammar
     ready(request)       may it be admitted now?           is the grammar compiled, adapter loaded?
+    begin_step()         a step is planned                 its budgets begin again
+    limit_chunk(request) where may a prompt's chunk end?   media, spans, prompt log-probabilities
     drafts(request)      what do drafters propose?         grammar: cut it, add what is certain
     extend(items)        a step was planned                data for the executor, by name
     masks(items)         which tokens may be sampled?      grammar
+    computed(request)    an item has more than tokens      keep it for the next delta
     committed(request)   tokens were appended              advance the grammar
     forced(request)      which tokens follow for certain?  jump forward
+    deliver(delta)       a delta goes to intake            what was kept goes with it
     retracted(request)   it lost its slot and pages        let go what it has locked
     release(request)     the request is over               free its state
     tick()               messages were read                take what a thread has done
@@ -26,6 +30,8 @@ import numpy as np
 from radixlm.scheduler.request import Request
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Item
+from radixlm.step.result import ItemResult
+from radixlm.wire.replies import TokenDelta
 
 
 class Feature:
@@ -49,6 +55,14 @@ class Feature:
         """When what ``ready`` waited for was done, in monotonic seconds; 0 if for nothing."""
         return 0.0
 
+    def begin_step(self) -> None:
+        """A step is about to be planned."""
+
+    def limit_chunk(self, request: Request, end: int) -> int:
+        """Where the request's next chunk ends that could go up to ``end``; its ``num_computed`` if
+        it must wait for the next step."""
+        return end
+
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         """Data for the executor that travels with the step's plan, by name."""
         return {}
@@ -63,6 +77,15 @@ class Feature:
         """See ``Masks``. The drafts are ``Items.drafts_of``; the masks of places that cannot be
         reached allow something."""
         return Masks()
+
+    def computed(
+        self, request: Request, item: Item, result: ItemResult, num_kept: int | None
+    ) -> None:
+        """An item's result has more than tokens. ``num_kept``: of an item that decodes, how many of
+        its tokens were appended."""
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """A delta is about to be sent."""
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
         """Tokens were appended to the request; raising RequestError fails it. True: its output is
@@ -111,6 +134,8 @@ class Hooks:
         self._drafts = overriding("drafts")
         self._committed, self._release = overriding("committed"), overriding("release")
         self._forced, self._tick = overriding("forced"), overriding("tick")
+        self._begin_step, self._limit_chunk = overriding("begin_step"), overriding("limit_chunk")
+        self._computed, self._deliver = overriding("computed"), overriding("deliver")
         self._token_features = {*self._committed, *self._forced}
 
     def arrive(self, request: Request) -> None:
@@ -127,6 +152,25 @@ class Hooks:
 
     def prepared_s(self, request: Request) -> float:
         return max((feature.prepared_s(request) for feature in self._ready), default=0.0)
+
+    def begin_step(self) -> None:
+        for feature in self._begin_step:
+            feature.begin_step()
+
+    def limit_chunk(self, request: Request, end: int) -> int:
+        for feature in self._limit_chunk:
+            end = feature.limit_chunk(request, end)
+        return end
+
+    def computed(
+        self, request: Request, item: Item, result: ItemResult, num_kept: int | None
+    ) -> None:
+        for feature in self._computed:
+            feature.computed(request, item, result, num_kept)
+
+    def deliver(self, delta: TokenDelta) -> None:
+        for feature in self._deliver:
+            feature.deliver(delta)
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         extras: dict[str, Any] = {}

@@ -4,27 +4,23 @@ Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free
 ``trim`` and ``free``, and in ``drafts``. A request's pages are first those of the cached prefix
 that it has locked, then its own; ``insert`` moves whole computed pages from the second part to the
 first. Models with sliding-window layers or recurrent states have a second page table.
-
-A hit goes on behind whole pages: where a page of the prefix cache or of a running request has the
-next tokens (``min_tail`` or more), it is copied, and the copy is the request's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.base.record import Record, replace
-from radixlm.memory.check import Holding, check, repair
+from radixlm.base.record import Record
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
-from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, TokenIds
-from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.draft_pages import DraftPages
-from radixlm.scheduler.page_changes import FULL, WINDOW, PageChanges
+from radixlm.scheduler.page_changes import WINDOW, PageChanges
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array, SlotTable
@@ -42,13 +38,24 @@ class WindowPages(Record):
     is_state: bool = False
 
 
+class Tails(Protocol):
+    """Hits that go on behind whole pages: parts of pages, which are copied."""
+
+    def find(self, request: Request, match: Match, limit: int) -> Tail | None:
+        """The page that goes on longest behind the match, up to ``limit`` tokens."""
+
+    def copy(self, request: Request, tail: Tail) -> None:
+        """Give the request a page of its own with a copy of the tail."""
+
+    def insert(self, request: Request) -> bool:
+        """Hand the page behind the inserted ones over to the prefix cache; whether it took it."""
+
+
 class KVCacheManager:
     """Pages and slots of one engine.
 
     ``requests[slot]`` is the request in the slot; ``changes`` collects what the next plan changes
-    of the page tables and copies; ``drafts`` has further pages of steps with drafts. ``min_tail``:
-    the fewest tokens of a page that are worth a copy, None for none (states cannot be cut inside a
-    page)."""
+    of the page tables and copies; ``drafts`` has further pages of steps with drafts."""
 
     def __init__(
         self,
@@ -57,21 +64,15 @@ class KVCacheManager:
         prefix_cache: PrefixCache,
         page_size: int,
         window: WindowPages | None = None,
-        min_tail: int | None = None,
     ) -> None:
         self.pages, self.slots, self.prefix_cache = pages, slots, prefix_cache
         self.page_size, self.window = page_size, window
         self.table = SlotTable(slots.num_total)
         self.requests: list[Request | None] = [None] * slots.num_total
-        self.min_tail = min_tail
-        second = window.pages if window is not None else None
+        self.tails: Tails | None = None  # hits on parts of pages
         self.changes = PageChanges(window is not None)
-        self.reservations = Reservations(pages, second, prefix_cache, self.changes)
-        has_states = window is not None and window.is_state
-        self.drafts = DraftPages(
-            (pages,) if second is None else (pages, second),
-            page_size, has_states, self.reservations, prefix_cache, self.changes,
-        )  # fmt: skip
+        self.reservations = Reservations()
+        self.drafts = DraftPages()
         # told of what ``insert`` has put into the prefix cache
         self.on_insert: Callable[[Request, InsertResult], None] | None = None
         self.num_hit_tokens = 0
@@ -111,7 +112,7 @@ class KVCacheManager:
     @property
     def num_available(self) -> int:
         """Pages that can be allocated, counting those that the prefix cache can evict."""
-        return self.reservations.num_available
+        return self.pages.num_free + self.reservations.num_spare + self.prefix_cache.num_evictable
 
     @property
     def num_total_tokens(self) -> int:
@@ -134,18 +135,12 @@ class KVCacheManager:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def pages_of_prompts(self) -> int:
-        """Pages that the prompts of running requests still need."""
-        table, slots = self.table, self.slots.used()
-        missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
-        return self.pages_for(int(missing.sum()))
-
-    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int, int]:
-        """Where there are several attention groups, a request goes to the one of the largest. A hit
-        counts like as many free pages: else all requests of one system prompt would go to one group
-        until it is full. Of equal ones the group with more empty pages has the least to evict."""
-        hit = self.prefix_cache.peek(ids, namespace) // self.page_size
-        return hit + self.num_available, self.slots.num_free, self.pages.num_free
+    def make_room(self, num_pages: int) -> None:
+        """Have so many pages free, if that can be: spare ones go first."""
+        missing = num_pages - self.pages.num_free
+        missing -= self.reservations.free_spare(missing)
+        if missing > 0:
+            self.prefix_cache.evict(missing)
 
     def match_limit(self, request: Request) -> int:
         """How many leading tokens may come from the prefix cache. The last token must be computed,
@@ -166,7 +161,7 @@ class KVCacheManager:
         limit = self.match_limit(request)
         limit = min(limit, request.share_limit)
         match = self._match(request, limit)
-        tail = self._find_tail(request, match, limit)
+        tail = None if self.tails is None else self.tails.find(request, match, limit)
         self.prefix_cache.lock(match.handle)
         need = self.pages_for(request.prefill_len + 1) - len(match.pages)
         fits = need + spare_pages <= self.num_available and self._window_fits(request, match)
@@ -181,8 +176,8 @@ class KVCacheManager:
         request.num_computed = request.num_committed = request.num_inserted = match.num_tokens
         if len(match.pages):
             self.changes.add(request, 0, len(match.pages))
-        if tail is not None:
-            self._copy_tail(request, tail)
+        if self.tails is not None and tail is not None:
+            self.tails.copy(request, tail)
         request.num_cached = request.num_computed
         self.num_hit_tokens += request.num_cached
         self.num_queried_tokens += request.prefill_len
@@ -196,72 +191,6 @@ class KVCacheManager:
                 if start < match.num_tokens < start + count:
                     return self._match(request, start)
         return match
-
-    def _find_tail(self, request: Request, match: Match, limit: int) -> Tail | None:
-        """The page that goes on longest behind the match, up to ``limit`` tokens of the request; of
-        the prefix cache or of a running request, which puts its last page there only at its end."""
-        start = match.num_tokens
-        ids = request.ids[start : min(limit, start + self.page_size - 1)]
-        if self.min_tail is None or len(ids) < self.min_tail:
-            return None
-        tail = self.prefix_cache.find_tail(match.handle, ids, request.namespace, self.min_tail)
-        for other in self.requests:
-            if other is None or other.handle is not match.handle:
-                continue
-            longest = tail.num_tokens if tail is not None else 0
-            if other.namespace == request.namespace:
-                tail = self._tail_of(other, start, ids, longest) or tail
-        if tail is None:
-            return None
-        num_tokens = _before_span(request, start, tail.num_tokens)
-        return replace(tail, num_tokens=num_tokens) if num_tokens >= self.min_tail else None
-
-    def _tail_of(self, other: Request, start: int, ids: Int32Array, longest: int) -> Tail | None:
-        """The page of a running request at ``start``, if more than ``longest`` of its committed
-        tokens are those of ``ids``."""
-        end = min(other.num_committed, other.share_limit, start + len(ids))
-        if end - start <= longest or other.wire.embeds is not None:
-            return None
-        is_same = other.ids[start:end] == ids[: end - start]
-        num_tokens = end - start if is_same.all() else int(is_same.argmin())
-        column = start // self.page_size
-        window_page = int(other.window[column]) if self.window is not None else None
-        if num_tokens <= longest or window_page == NULL_PAGE:
-            return None
-        return Tail(int(other.pages[column]), num_tokens, window_page)
-
-    def _copy_tail(self, request: Request, tail: Tail) -> None:
-        """Give the request a page of its own with a copy of the tail.
-
-        The tokens count as computed, and as committed when the step with the copy is."""
-        column, end = self._num_pages(request), request.num_computed + tail.num_tokens
-        if not self.allocate(request, end):
-            return
-        pages = [(FULL, tail.page, request.pages)]
-        if tail.window_page is not None:
-            pages.append((WINDOW, tail.window_page, request.window))
-        for group, source, row in pages:
-            copy = PageCopy(group, request.slot, source, int(row[column]))
-            self.changes.copies.append(copy)
-        request.num_computed = end
-
-    def _insert_tail(self, request: Request) -> bool:
-        """Hand the page behind the inserted ones over to the prefix cache, with the tokens that
-        fill it in part; whether the cache took it."""
-        start = request.num_inserted
-        end = min(request.num_committed, request.share_limit)
-        if self.min_tail is None or request.handle is None or request.wire.embeds is not None:
-            return False
-        if not self.min_tail <= end - start < self.page_size:
-            return False
-        column = start // self.page_size
-        window_page = int(request.window[column]) if self.window is not None else None
-        if window_page == NULL_PAGE:
-            return False
-        page, ids = int(request.pages[column]), request.ids[start:end]
-        return self.prefix_cache.insert_tail(
-            request.handle, ids, page, request.namespace, window_page
-        )
 
     def _window_fits(self, request: Request, match: Match) -> bool:
         """Whether window pages for the window and one page more can be allocated, or all that the
@@ -292,7 +221,7 @@ class KVCacheManager:
         if need <= 0:
             return True
         if need > self.pages.num_free:
-            self.reservations.make_room(need)
+            self.make_room(need)
         rows = self._alloc(first, need, num_tokens)
         if rows is None:
             return False
@@ -317,7 +246,7 @@ class KVCacheManager:
             requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_computed + 1) for request in requests)
         if len(slots) > self.pages.num_free:
-            self.reservations.make_room(len(slots))
+            self.make_room(len(slots))
         pages = self.pages.alloc(len(slots))
         if pages is None:
             return False
@@ -355,12 +284,19 @@ class KVCacheManager:
             is_there = request.num_computed < end <= request.num_allocated
             if not is_there or request.window[column] != NULL_PAGE:
                 continue
-            page = self.drafts.allocate_state()
+            page = self.allocate_state()
             if page is None:
                 return False
             request.window[column] = page[0]
             self.changes.updates.append(PageUpdate(WINDOW, request.slot, column, page))
         return True
+
+    def allocate_state(self) -> Int32Array | None:
+        """A page for a state, if need be from the prefix cache's snapshots; None without one."""
+        assert self.window is not None
+        if not self.window.pages.num_free:
+            self.prefix_cache.evict_window(1)
+        return self.window.pages.alloc(1)
 
     def restore_state(self, request: Request, start: int) -> None:
         """Undo a step that has taken the state beyond the known tokens: ``start`` tokens count as
@@ -449,7 +385,8 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Free what the request holds: its lock, its slot, its own pages; the prefix cache may take
         the last one, which is filled in part."""
-        first = request.num_inserted // self.page_size + self._insert_tail(request)
+        first = request.num_inserted // self.page_size
+        first += self.tails is not None and self.tails.insert(request)
         own = slice(first, self._num_pages(request))
         if request.handle is not None:
             self.prefix_cache.unlock(request.handle, request.is_window_locked)
@@ -461,36 +398,3 @@ class KVCacheManager:
         self.slots.free(request.slot)
         self.requests[request.slot] = None
         request.release_slot()
-
-    def holdings(self, running: Iterable[Request]) -> list[Holding]:
-        """What each running request has of its own, and the prefix that it has locked; and pages
-        that are on their way."""
-        others = (*self.reservations.holdings(), *self.drafts.holdings())
-        return [*map(self._holding, running), *others]
-
-    def _holding(self, r: Request) -> Holding:
-        own = slice(r.num_inserted // self.page_size, self._num_pages(r))
-        row = r.window[own] if self.window is not None else None
-        if row is not None:
-            row = np.append(row, self.drafts.saved_state(r.slot))
-        return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
-
-    def find_violations(self, running: Iterable[Request]) -> list[str]:
-        """Invariant violations in words; empty if each page and each slot has one owner."""
-        window = self.window.pages if self.window is not None else None
-        return check(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
-
-    def repair(self, running: Iterable[Request]) -> None:
-        """Free what nobody owns."""
-        window = self.window.pages if self.window is not None else None
-        repair(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
-
-
-def _before_span(request: Request, start: int, count: int) -> int:
-    """How many of ``count`` tokens behind ``start`` a hit may have: it does not end inside a span
-    of tokens that attend to each other."""
-    for media in request.wire.media:
-        for first, length in media.bidirectional_spans:
-            if first < start + count < first + length:
-                count = max(first - start, 0)
-    return count

@@ -57,7 +57,7 @@ class Limits(Record):
     mixed: bool = True  # prefill and decode may share a step
     # of a step in which prompts and decodes meet; 0: whatever it takes; None: as others bear it
     target_itl_s: float | None = 0.0
-    attention_length: float = 0.0  # with it chunks are cut as in ``pacing.even_chunk``
+    attention_length: float = 0.0  # with it chunks are cut as in ``plan_parts.even_chunk``
     admit_every: int = 1  # tokens in turn between two looks at the queue while requests decode
     max_passes: int = 1  # tokens that a step decodes in turn at most; 0: those of a short time
     eos_ids: tuple[int, ...] = ()

@@ -14,17 +14,24 @@ from typing import Any, Protocol
 from radixlm.base.errors import EngineError, InvalidRequest, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.observe.loads import count_keys
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import Commands, ControlHandler
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
-from radixlm.scheduler.interfaces import Launch, StepRecorder
+from radixlm.scheduler.interfaces import (
+    ChunkPacer,
+    ContinuousDecoding,
+    Deadlines,
+    Launch,
+    StepLog,
+    StepRecorder,
+)
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
-from radixlm.scheduler.queue import WaitingQueue, count_keys
+from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import UNLIMITED, Request
-from radixlm.scheduler.step_log import StepLog
 from radixlm.step.masks import Masks
 from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
@@ -78,16 +85,20 @@ class Scheduler:
         drafting: Drafting | None = None,
         recorder: StepRecorder | None = None,
         commands: Sequence[Callable[[ControlHandler], Commands]] = (),
+        pacer: ChunkPacer | None = None,
+        continuous: ContinuousDecoding | None = None,
+        queue: WaitingQueue | None = None,
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
-        self.queue = WaitingQueue(limits, kv_manager.prefix_cache)
+        self.queue = queue if queue is not None else WaitingQueue()
         self.drafting = drafting
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self._on_retract
         self.planner.on_slide = self._slide
+        self.planner.pacer, self.planner.continuous = pacer, continuous
         self.recorder = recorder
         if recorder is not None:
             recorder.follow(self.planner, self.committer, clock)
@@ -105,12 +116,12 @@ class Scheduler:
         self._heartbeat_s = 0.0
         self._rate_start = (clock(), 0)
         self._throughput = 0.0
-        self._step_log = StepLog(limits, clock())
+        self.step_log = StepLog()
         self._num_waited = 0  # requests that the last plan left in the queue
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
-        self._timed: dict[str, Request] = {}  # requests with a deadline
+        self.deadlines: Deadlines | None = None
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -133,7 +144,7 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
         if plan is not None:
             self._step_start_s = now_s
-            self._step_log.resume(now_s)
+            self.step_log.resume(now_s)
             sample_s = self.clock() if times else 0.0
             self.executor.sample(step, self.hooks.masks(plan.items))
             if times and self.recorder is not None:
@@ -143,10 +154,11 @@ class Scheduler:
         while len(self.inflight) > self.limits.depth:
             self._commit(*self.inflight.popleft())
         if plan is not None:
-            self._log_step(self.clock())
+            self.step_log.stepped(self.clock())
         if not self.inflight and (plan is None or not self.planner.running):
-            self._step_log.rest(self.clock())
-        self._expire(self.clock())  # behind the plan: what finds a place at once has not waited
+            self.step_log.rest(self.clock())
+        if self.deadlines is not None:  # behind the plan: what finds a place at once has not waited
+            self.deadlines.expire(self.clock())
         self._send_pending(self.clock())
         if plan is None and not self.inflight:
             self._on_idle(self.clock())
@@ -200,9 +212,9 @@ class Scheduler:
     def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         items = Items.of(plan.items)
         if not items.prefills and (items.drafts is None or items.drafts.continues):
-            seconds = self.planner.continuous.observe(
-                items, result, seconds, self._model_s, self.sleep_s
-            )
+            continuous = self.planner.continuous
+            if continuous is not None:
+                seconds = continuous.observe(items, result, seconds, self._model_s, self.sleep_s)
         if self.drafting is not None:
             self.drafting.observe_step(plan, seconds)
         if self.planner.pacer is not None:
@@ -235,7 +247,7 @@ class Scheduler:
             self._was_idle, self._idle_since_s = True, now_s
         is_due = not self._is_checked and now_s - self._idle_since_s >= BEAT_S
         if is_due and not self.planner.running and not self.queue:
-            self.controls.check_invariants()
+            self.controls.idle()
             self._is_checked = True
 
     # ---- messages --------------------------------------------------------------------------
@@ -273,8 +285,8 @@ class Scheduler:
             self._refuse(request, refused)
             return
         self.queue.push(request)
-        if wire.deadline_s or wire.queue_deadline_s or self.limits.running_s:
-            self._timed[wire.rid] = request
+        if self.deadlines is not None:
+            self.deadlines.add(request)
 
     def _slide(self, request: Request) -> None:
         """Drop what has left the request's streaming window, and set what others may share."""
@@ -340,7 +352,6 @@ class Scheduler:
         """All of its tokens will be computed again, by the weights that are served now."""
         if self.recorder is not None:
             self.recorder.retracted(request)
-        self.committer.drop_prompt_outputs(request)
         version = self.limits.weights_version
         if request.namespace.weights_version != version:
             request.namespace = replace(request.namespace, weights_version=version)
@@ -352,9 +363,9 @@ class Scheduler:
         else:
             status, retry_after_s, code = EngineError.status, None, None
         finish = Finish("error", None, str(error), status, retry_after_s, code)
-        self._end_request(request, finish)
+        self.end_request(request, finish)
 
-    def _end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:
+    def end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:
         """End a request wherever it is."""
         if request.finish is not None:
             return
@@ -373,37 +384,13 @@ class Scheduler:
         for rid in rids:
             request = self.committer.requests.get(rid)
             if request is not None and message.owner in (None, request.wire.owner):
-                self._end_request(request, Finish("abort", message=message.message), message.quiet)
-
-    def _expire(self, now_s: float) -> None:
-        """End waiting and running requests whose time is over."""
-        limit_s = self.limits.running_s
-        for rid, request in list(self._timed.items()):
-            wire, began_s = request.wire, request.started_s
-            if request.finish is not None:
-                del self._timed[rid]
-            elif wire.deadline_s and now_s > wire.deadline_s:
-                self._end_request(request, Finish("abort", message="request timed out", status=408))
-            elif not began_s and wire.queue_deadline_s and now_s > wire.queue_deadline_s:
-                self._end_late(request, "waiting", self.retry_after_s())
-            elif limit_s and not request.is_waiting and now_s > began_s + limit_s:
-                self._end_late(request, "running")
-
-    def _end_late(self, request: Request, state: str, retry_after_s: float | None = None) -> None:
-        message = f"Request {state} timeout reached."
-        late = Finish("error", message=message, status=503, retry_after_s=retry_after_s)
-        self._end_request(request, late)
+                self.end_request(request, Finish("abort", message=message.message), message.quiet)
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has moved, estimated from the tokens generated a second."""
         tokens = sum(request.max_len - request.prompt_len for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
-
-    def _log_step(self, now_s: float) -> None:
-        if self._step_log.is_due(self.num_steps, now_s):
-            self._step_log.load(self.load(now_s), self.committer.num_generated, now_s)
-        self._step_log.prefills(self.planner.running, now_s)
 
     # ---- figures ---------------------------------------------------------------------------
 
@@ -441,7 +428,10 @@ class Scheduler:
             pages=self.recorder.pages() if self.recorder is not None else None,
             forward_s=dict(self.recorder.forward_s) if self.recorder is not None else {},
             cpu_s=time.process_time() if self.recorder is not None else 0.0,
-            routing_keys=count_keys(self.planner.running, self.queue),
+            routing_keys=count_keys(
+                (request.wire.routing_key for request in self.planner.running),
+                (request.wire.routing_key for request in self.queue),
+            ),
         )
 
 

@@ -1,5 +1,7 @@
 """What a plan is made of: rows that decode, chunks of prompts and admissions, from requests."""
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -9,6 +11,9 @@ from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.step.plan import Admission, DecodeBatch, Item
 from radixlm.wire.requests import NEVER
 from radixlm.wire.sampling_params import parallel_seed
+
+LEAST = 16  # tokens of a chunk: a prompt goes on, whatever else a step computes
+LEAST_EVEN = 64  # of one behind a context: fewer rows would read the weights too often
 
 
 def make_decode_batch(kv_manager: KVCacheManager, slots: Int64Array) -> DecodeBatch:
@@ -106,20 +111,14 @@ def allocate_beyond(
             lens[i] = num_left if has_room else 0
 
 
-def outside_of_spans(request: Request, end: int) -> int:
-    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
-    each other. A span is computed in one step, even if it is larger than the step's budget.
-
-    A span that ignores windows has a step of its own, so that no later token of its sequence needs
-    the window in the same step."""
-    for media in request.wire.media:
-        for start, count in media.bidirectional_spans:
-            is_inside = start < end < start + count
-            if is_inside and start > request.num_computed:
-                return start
-            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
-                return start + count
-    return end
+def even_chunk(start: int, tokens: int, attention_length: float) -> int:
+    """How many tokens from position ``start`` take as long as ``tokens`` from position 0, where
+    ``attention_length`` tokens of context cost a token as much as the model's weights do."""
+    if not start or not attention_length:
+        return tokens
+    before = attention_length + start
+    count = math.sqrt(before**2 + tokens * (2 * attention_length + tokens)) - before
+    return min(tokens, max(LEAST_EVEN, int(count) // LEAST * LEAST))
 
 
 def common_prefix(a: Int32Array, b: Int32Array) -> int:

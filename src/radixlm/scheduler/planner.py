@@ -5,28 +5,23 @@ known tokens, and all requests of a step share one budget of tokens."""
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixlm.base.errors import RadixError
-from radixlm.scheduler.continuous_decoding import ContinuousDecoding
 from radixlm.scheduler.drafting import Drafting
-from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.interfaces import ChunkPacer, ContinuousDecoding, Preemption, StageBatches
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.scheduler.logprob_budget import LogprobBudget
-from radixlm.scheduler.pacing import LEAST, ChunkPacer, even_chunk
 from radixlm.scheduler.plan_parts import (
+    LEAST,
     common_prefix,
+    even_chunk,
     make_admission,
     make_chunk,
     make_decode_batch,
-    outside_of_spans,
 )
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
@@ -34,10 +29,6 @@ from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import EMPTY_DECODES, Admission, Item, Items, StepPlan
 
 log = logging.getLogger(__name__)
-
-LARGE_CALLS = 8  # a call that holds one of so many parts of the slots gives way to others
-# with pipeline stages, parts of all prompts for each stage behind the first, and the least tokens
-STAGE_CHUNKS, LEAST_STAGE_CHUNK = 8, 64
 
 
 class Planner:
@@ -63,38 +54,37 @@ class Planner:
         self.on_start: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
-        self._logprobs = LogprobBudget()
-        self._encoder = EncoderBudget(limits.step_tokens)
-        self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
-        self.continuous = ContinuousDecoding(limits, kv_manager)
+        self.pacer: ChunkPacer | None = None
+        self.continuous: ContinuousDecoding | None = None
         self._num_unseen = 0  # tokens in turn until the next look at the queue
         self._is_paced = False  # the step's tokens are counted by their measured time
-        self._staged_tokens = 0  # of the prompts that pass the stages together
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
         self._decode_batch = EMPTY_DECODES
-        self._last_decoded = np.zeros(limits.max_running, np.int64)  # by slot: index of the step
         # requests of a step at most, and how many more the step that is planned may have
         self._room = self._max_items = limits.max_micro_batch or sys.maxsize
-        self._blocked: Request | None = None  # with priorities: the one that found no room last
-        self._held: Request | None = None  # a victim that this step leaves out
-        self._preemptor: Request | None = None  # a victim was retracted for it
+        self.preemption: Preemption | None = None
+        self.stages: StageBatches | None = None  # where there are several
+        self.held: Request | None = None  # one that this step leaves out, to be retracted
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
         self._room, self._is_paced = self._max_items, False
-        self._encoder.start_step()
-        self._logprobs.start_step()
+        self.hooks.begin_step()
         self._slide_windows()
-        self._preempt()
+        if self.preemption is not None:
+            self.preemption.begin_step()
         prefilling = self._prefilling_requests()
         is_alone = self._plan_quarantined(prefilling, prefills, now_s)
-        is_alone = is_alone or self._plan_turn(prefills, now_s)
+        if self.preemption is not None and not is_alone:
+            is_alone = self.preemption.plan_turn(prefills, now_s)
         if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
-            left = self._staged(prefilling, self.limits.step_tokens)
+            left = self.limits.step_tokens
+            if self.stages is not None:
+                left = self.stages.prompt_tokens(prefilling, left)
             left = self._plan_chunks(prefilling, prefills, left)
             self._admit_waiting(prefills, left, now_s)
         if not prefills:
@@ -104,7 +94,8 @@ class Planner:
                 left = self.limits.step_tokens - len(slots)
                 if len(slots) and (prefilling or self.queue):
                     left = self._paced(left, len(slots))
-                left = self._staged(prefilling, left)
+                if self.stages is not None:
+                    left = self.stages.prompt_tokens(prefilling, left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
                 if is_empty or self._num_unseen <= 0:
@@ -126,7 +117,8 @@ class Planner:
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
         num_passes = 1
-        if draft_lens is None and items.drafts is None and not items.prefills:
+        is_plain = draft_lens is None and items.drafts is None and not items.prefills
+        if is_plain and self.continuous is not None:
             items.drafts = self.continuous.plan(items.decodes)
             num_passes += int(items.drafts.lens.max()) if items.drafts is not None else 0
         self._num_unseen -= num_passes
@@ -193,11 +185,11 @@ class Planner:
             self._plan_chunk(running, prefills, self.limits.step_tokens)
         elif self.queue.num_quarantined:
             waiting = next((r for r in self.queue if r.wire.is_quarantined), None)
-            if waiting is not None and self._is_ready(waiting) and self._try_admit(waiting):
-                self._start(waiting, prefills, self.limits.step_tokens, now_s)
+            if waiting is not None and self.is_ready(waiting) and self.try_admit(waiting):
+                self.start(waiting, prefills, self.limits.step_tokens, now_s)
         return bool(prefills)
 
-    def _start(self, request: Request, prefills: list[Item], left: int, now_s: float) -> int:
+    def start(self, request: Request, prefills: list[Item], left: int, now_s: float) -> int:
         """Plan the first chunk of a request that was just admitted; its number of tokens."""
         request.started_s = now_s
         self.queue.start(request)
@@ -212,10 +204,10 @@ class Planner:
         table, slots = self._table, self._running_slots()
         position = table.num_computed[slots]
         is_decoding = (position >= table.prefill_len[slots]) & (position < table.end[slots])
-        if self._held is not None:
-            is_decoding &= slots != self._held.slot
-        if self.limits.stages > 1:
-            is_decoding = self._micro_batch(slots, is_decoding)
+        if self.held is not None:
+            is_decoding &= slots != self.held.slot
+        if self.stages is not None:
+            is_decoding = self.stages.micro_batch(slots, is_decoding, self._index)
         if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
             slots, position = slots[index], position[index]
@@ -225,19 +217,6 @@ class Planner:
         table.inflight[slots] += 1
         table.num_computed[slots] += 1
         return slots
-
-    def _micro_batch(self, slots: Int64Array, is_decoding: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of several pipeline stages: which rows decode in this step. None that is in flight, an
-        even share of all, those that have waited longest."""
-        num_rows = int(np.count_nonzero(is_decoding))
-        is_free: NDArray[np.bool_] = is_decoding & (self._table.inflight[slots] == 0)
-        rows = np.flatnonzero(is_free)
-        share = min(-(-num_rows // self.limits.stages), self._max_items)
-        if len(rows) > share:
-            order = np.argsort(self._last_decoded[slots[rows]], kind="stable")
-            is_free[rows[order[share:]]] = False
-        self._last_decoded[slots[is_free]] = self._index
-        return is_free
 
     def _allocate_by_retraction(self, slots: Int64Array) -> Int64Array:
         """Where there are not enough pages for all rows: allocate for one after the other, and
@@ -274,9 +253,10 @@ class Planner:
         found = [r for r in self.running if not r.inflight and not r.finish]
         if needy is not None:
             found = [r for r in found if self.kv_manager.shares_pages(needy, r)]
-        return self._least_important(found)
+        return self.least_important(found)
 
-    def _least_important(self, candidates: list[Request]) -> Request | None:
+    def least_important(self, candidates: list[Request]) -> Request | None:
+        """Of the lowest priority, the latest."""
         if not candidates or not self.limits.priorities:
             return candidates[-1] if candidates else None
         return min(reversed(candidates), key=lambda r: self.limits.rank(r.wire.priority))
@@ -323,7 +303,7 @@ class Planner:
             if left <= 0 or len(prefills) >= self._room:
                 break
             # it may have been retracted since
-            if not request.is_waiting and not request.finish and request is not self._held:
+            if not request.is_waiting and not request.finish and request is not self.held:
                 left -= self._plan_chunk(request, prefills, left)
         return left
 
@@ -335,38 +315,15 @@ class Planner:
             if not self._is_paced:
                 whole = self.limits.step_tokens
                 most = even_chunk(request.num_computed, whole, self.limits.attention_length)
-            fits = max(min(left, LEAST), left * most // whole)
-            count = min(fits, count, self._logprobs.limit(request))
-        if not count:
-            return 0
-        end = request.num_computed + count
-        if request.wire.media:
-            end = self._encoder.limit_chunk(request, outside_of_spans(request, end))
-            count = end - request.num_computed
-            if not count:
-                return 0
-        if not self.kv_manager.allocate(request, end):
+            count = min(count, max(min(left, LEAST), left * most // whole))
+        end = self.hooks.limit_chunk(request, request.num_computed + count)
+        count = end - request.num_computed
+        if not count or not self.kv_manager.allocate(request, end):
             return 0
         prefills.append(make_chunk(request, end))
         request.inflight += 1  # from now on the request is not retracted
         request.num_computed = end
         return -(-count * whole // most)
-
-    def _staged(self, prefilling: list[Request], left: int) -> int:
-        """The tokens of prompts that a step may have, ``left`` at most: with several stages a part
-        of all prompts, as parts that pass one stage after another keep all stages at work."""
-        limits = self.limits
-        if limits.stages == 1 or limits.waits_for_chunks or not limits.chunked:
-            return left
-        num_parts = STAGE_CHUNKS * (limits.stages - 1)
-        total = 0
-        for request in chain(prefilling, self.queue):
-            total += request.prefill_len
-            if total >= num_parts * left:
-                break
-        # until all prompts are computed: else the parts would shrink with what is left of them
-        self._staged_tokens = max(self._staged_tokens, total) if total else 0
-        return min(left, max(LEAST_STAGE_CHUNK, -(-self._staged_tokens // num_parts)))
 
     def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
@@ -376,20 +333,21 @@ class Planner:
             return  # nobody can be admitted: the queue need not be sorted
         left = min(left, self.limits.max_prefill_tokens)
         waiting = self.queue.in_order(now_s, self.running)
-        if self._preemptor is not None:  # else a victim of great age would take its place back
-            waiting.sort(key=lambda request: request is not self._preemptor)
-            self._preemptor = None
+        if self.preemption is not None:
+            self.preemption.sort(waiting)
         for request in waiting:
             if left <= 0 or len(prefills) >= self._room:
                 break
-            if request.wire.is_quarantined or not self._is_ready(request):
+            if request.wire.is_quarantined or not self.is_ready(request):
                 continue
-            if not self._try_admit(request):
-                self._blocked = request if self.limits.priorities else None
+            if not self.try_admit(request):
+                if self.preemption is not None:
+                    self.preemption.blocked = request
                 break
-            left -= self._start(request, prefills, left, now_s)
+            left -= self.start(request, prefills, left, now_s)
 
-    def _try_admit(self, request: Request) -> bool:
+    def try_admit(self, request: Request) -> bool:
+        """Give a waiting request a slot and pages; whether there were some."""
         if self._is_full():
             return False
         return self.kv_manager.admit(request, self._spare_pages())
@@ -397,7 +355,8 @@ class Planner:
     def _is_full(self) -> bool:
         return len(self.running) >= self.limits.max_running
 
-    def _is_ready(self, request: Request) -> bool:
+    def is_ready(self, request: Request) -> bool:
+        """Whether a waiting request may be admitted, as far as features know."""
         if self._waits_for_prefix(request):
             return False
         try:
@@ -446,58 +405,3 @@ class Planner:
             if gain >= page and 4 * gain >= request.prefill_len - num_cached:
                 return True
         return False
-
-    def _plan_turn(self, prefills: list[Item], now_s: float) -> bool:
-        """Where a large call holds many slots, start a request of a call that has none in a step of
-        its own, if need be in place of the latest of the large call. True if one was started."""
-        if not self.limits.fair or not self.queue or not self.running:
-            return False
-        counts = Counter(request.wire.call_key for request in self.running)
-        ((largest, count),) = counts.most_common(1)
-        is_large = count > 1 and LARGE_CALLS * count >= self.limits.max_running
-        if not is_large or not self.queue.has_other_calls(counts):
-            return False
-        others = (
-            r for r in self.queue.in_order(now_s, self.running) if r.wire.call_key not in counts
-        )
-        request = next((r for r in others if not r.wire.is_quarantined and self._is_ready(r)), None)
-        if request is None:
-            return False
-        if not self._try_admit(request):
-            of_call = [r for r in self.running if r.wire.call_key == largest]
-            victim = next((r for r in reversed(of_call) if not r.finish), None)
-            if victim is None or (self.limits.priorities and self._rank_above(victim, request) > 0):
-                return False
-            self._preemptor = request
-            if victim.inflight:
-                self._held = self._held or victim  # retracted when its step has ended
-                return False
-            self.retract(victim)
-            if not self._try_admit(request):
-                return False
-        left = min(self.limits.step_tokens, self.limits.max_prefill_tokens)
-        self._start(request, prefills, left, now_s)
-        return bool(prefills)
-
-    def _rank_above(self, request: Request, other: Request) -> int:
-        """By how much ``request`` is more important than ``other``."""
-        return self.limits.rank(request.wire.priority) - self.limits.rank(other.wire.priority)
-
-    def _preempt(self) -> None:
-        """Retract the least important running request for a much more important one that found no
-        room in the last step. While a step in flight computes the victim, leave it out of the next.
-
-        This comes before the decodes are planned, since what is planned is in flight."""
-        request, self._blocked, self._held = self._blocked, None, None
-        if request is None or not any(waiting is request for waiting in self.queue):
-            return
-        victim = self._least_important([r for r in self.running if not r.finish])
-        if victim is None:
-            return
-        if self._rank_above(request, victim) <= self.limits.preemption_threshold:
-            return
-        if victim.inflight:
-            self._held, self._blocked = victim, request
-        else:
-            self.retract(victim)
-            self._preemptor = request

@@ -23,6 +23,7 @@ from radixlm.scheduler.plan_parts import allocate_beyond
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.speculative.draft_counts import DraftCounts
+from radixlm.speculative.draft_pages import PathPages
 from radixlm.speculative.drafter import NOTHING, Float32Array, Path, Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter
@@ -51,6 +52,8 @@ class Drafting:
     ) -> None:
         """``drafter``: the one on the host."""
         self.lengths, self.drafter = lengths, drafter
+        for part in kv_manager.parts:
+            PathPages(part)
         self.has_device_drafter = has_device_drafter
         self._limits, self._kv_manager, self._hooks = limits, kv_manager, hooks
         self._table = kv_manager.table
@@ -179,8 +182,13 @@ class Drafting:
         """Pages for a path, and as many for its request, which may go on in them."""
         request, end = self._kv_manager.request_in(path.slot), path.start + path.count
         has_room = end <= request.num_allocated or self._kv_manager.allocate(request, end)
-        drafts = self._kv_manager.drafts_of(request)
-        return has_room and drafts.fork(request, path.page_row, path.start, end)
+        return has_room and self._pages_of(request).fork(request, path.page_row, path.start, end)
+
+    def _pages_of(self, request: Request) -> PathPages:
+        """The further pages of the request's drafts."""
+        pages = self._kv_manager.drafts_of(request)
+        assert isinstance(pages, PathPages)
+        return pages
 
     def _choose(
         self, batch: DecodeBatch, caps: Int64Array, other_tokens: int
@@ -294,8 +302,7 @@ class Drafting:
         """Save the states that a refused draft takes back; rows without a page draft nothing."""
         for i in np.flatnonzero(lens).tolist():
             request = self._kv_manager.request_in(int(slots[i]))
-            drafts = self._kv_manager.drafts_of(request)
-            lens[i] *= drafts.save_state(request, int(starts[i]))
+            lens[i] *= self._pages_of(request).save_state(request, int(starts[i]))
 
     def device_lens(self, items: Items) -> Int32Array | None:
         """How many tokens the device's drafter proposes after a step, by item that emits. It writes

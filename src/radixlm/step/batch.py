@@ -75,38 +75,6 @@ class FusedAttentionRunner(AttentionRunner, Protocol):
         ``run``."""
 
 
-@dataclass(slots=True, eq=False)
-class EncoderOutput:
-    """An encoded image that cross-attention layers read: ``rows()`` gives its float32 rows [N, D],
-    in ``num_tiles`` equal tiles of which the first ``num_used_tiles`` show something; ``made``
-    holds what each layer has computed from them."""
-
-    rows: Callable[[], Tensor]
-    num_used_tiles: int
-    num_tiles: int
-    made: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-
-
-class CrossAttentionSpan(Record):
-    """Tokens [first, first + count) of the step and the images that they attend to: the used tiles,
-    or all tiles where the tokens come before the images (``is_before``)."""
-
-    first: int
-    count: int
-    images: tuple[EncoderOutput, ...]
-    is_before: bool
-
-
-class HiddenNeeds(Record):
-    """The hidden states of the target model that a drafter reads: what leaves the layers with these
-    indices (-1: the embedding), and what leaves the last norm. They are concatenated in this order
-    along the width. ``is_mean``: of several residual streams their mean, else all."""
-
-    layers: tuple[int, ...] = ()
-    final: bool = False
-    is_mean: bool = False
-
-
 @dataclass(slots=True)
 class InputEmbeds:
     """Rows that replace the embedding table's for the tokens of ``mask_T`` (None: for all)."""
@@ -121,32 +89,12 @@ class MediaInputs:
 
     mask_T                 bool: the placeholder tokens of media
     deepstack_LTD          rows that are added to the hidden states behind the first L layers
-    cross_attention_spans  tokens with images that their cross-attention layers read
+    cross_attention_spans  layers.cross_attention.CrossAttentionSpan: tokens with images
     """
 
     mask_T: Tensor | None = None
     deepstack_LTD: Tensor | None = None
-    cross_attention_spans: tuple[CrossAttentionSpan, ...] = ()
-
-
-class Continuation(Record, eq=False):
-    """How a step whose S sequences decode goes on by itself: what it samples is computed at the
-    next place, up to ``len(rows)`` tokens a sequence.
-
-    counts_S  int32: tokens of each sequence
-    rows      kernels.cpu.sample.ROW [P, S]: how the tokens are sampled
-    store_GP  int32 [P - 1, S] for each group: where all tokens but the last are stored; 0 behind
-              the last of a sequence
-    ends      tokens behind which a sequence needs no others
-    told      called with the tokens of each place, int64 [S], before those of the next are sampled:
-              changes the masks that the rows point to
-    """
-
-    counts_S: np.ndarray
-    rows: np.ndarray
-    store_GP: tuple[np.ndarray, ...]
-    ends: Sequence[int] = ()
-    told: Callable[[Tensor], None] | None = None
+    cross_attention_spans: tuple[Any, ...] = ()
 
 
 class MRopeIds(Record):
@@ -265,7 +213,7 @@ class ForwardBatch:
         return count_S
 
     @property
-    def cross_attention_spans(self) -> tuple[CrossAttentionSpan, ...]:
+    def cross_attention_spans(self) -> tuple[Any, ...]:
         """Tokens with images to attend to, in the layers that do."""
         return self.media.cross_attention_spans if self.media is not None else ()
 

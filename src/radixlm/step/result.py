@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record, field
-from radixlm.step.plan import Int32Array, Item, Items
+from radixlm.step.plan import Int32Array
 from radixlm.wire.replies import Logprobs
 
 # what the last pipeline stage sends to rank 0 of a step: logits of its rows, hidden states of all
@@ -71,27 +71,3 @@ class StepResult(Record):
     counts: Int32Array | None = None
     proposals: Proposals | None = None
     winners: Mapping[int, int] = field(default_factory=dict)
-
-    @staticmethod
-    def of(plan_items: Sequence[Item], results: Sequence[ItemResult]) -> StepResult:
-        """The results of all items, in their order."""
-        items = Items.of(plan_items)
-        front = results[: len(items.starts)]
-        produced = [got.tokens or (0,) for got in front]
-        tokens = np.array([token for some in produced for token in some], np.int32)
-        counts = None
-        if items.drafts is not None or len(tokens) > len(front):
-            counts = np.array([len(some) for some in produced], np.int32)
-        odd = {i: got for i, got in enumerate(front) if not got.is_only_tokens}
-        return StepResult(tokens, odd, results[len(front) :], counts)
-
-    @property
-    def items(self) -> list[ItemResult]:
-        """A result an item, in the order of the plan."""
-        if self.counts is None:
-            rows = [(token,) for token in self.tokens.tolist()]
-        else:
-            parts = np.split(self.tokens, np.cumsum(self.counts)[:-1])
-            rows = [tuple(part.tolist()) for part in parts]
-        front = [self.detailed.get(i) or ItemResult(row) for i, row in enumerate(rows)]
-        return [*front, *self.prefills]

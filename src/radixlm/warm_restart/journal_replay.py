@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from radixlm.memory.pages import PageIds
+from radixlm.memory.prefix.base import TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.node import Node, page_ids
 from radixlm.memory.prefix.radix import RadixCache
@@ -61,7 +62,7 @@ class JournalReplay:
                 todo.append(_Run(self._cache.tree.root, page, namespace, ROOT))
         while todo:
             self._grow(todo.pop(), todo)
-        self._cache.prune()
+        self._prune()
         self._settle()
         return self._cache.total_pages * self._cache.page_size
 
@@ -99,9 +100,35 @@ class JournalReplay:
         ids = np.array(pages, np.int32)
         tokens = self._journal.fields[ids, 3:].reshape(-1)
         live = np.array(row, np.int32) if row[0] else None
-        node = self._cache.restore(run.parent, tokens, ids, live, run.namespace)
+        node = self._restore(run, tokens, ids, live)
         if node is not None:
             todo += [_Run(node, child, run.namespace, seed) for child in following]
+
+    def _restore(
+        self, run: _Run, ids: TokenIds, pages: PageIds, window_pages: PageIds | None
+    ) -> Node | None:
+        """A new leaf of held pages that hold ``ids`` since before the restart; None if one starts
+        with the same page. A tombstone without ``window_pages``; see ``_prune``."""
+        cache, parent = self._cache, run.parent
+        head = ids[: cache.page_size].tobytes()
+        if (head if parent.parent is not None else (run.namespace, head)) in parent.children:
+            return None
+        cache.allocator.adopt(pages)
+        node = cache.tree.attach(parent, ids, pages, run.namespace)
+        cache.queue.push(node)
+        cache.total_pages += len(pages)
+        if cache.window is not None and window_pages is not None:
+            cache.window.put(node, window_pages)
+        return node
+
+    def _prune(self) -> None:
+        """Free leaves that are tombstones, at which no prefix can end."""
+        cache, freed = self._cache, list[bytes]()
+        for node in list(cache.tree.nodes()) if cache.window is not None else ():
+            if node.is_alive and not node.children and node.window_pages is None:
+                cache.queue.discard(node)
+                cache.remove(node, freed)
+        cache.give_back(freed)
 
     def _is_whole(self, page: int, seed: int, namespace: CacheNamespace) -> bool:
         at = page * self._width

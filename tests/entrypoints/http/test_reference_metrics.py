@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.http_server import scripted_server
 
 from radixlm.entrypoints.http.admin.metrics import install, pair_gauges
+from radixlm.observe.loads import count_keys
 from radixlm.observe.metrics import COUNTERS, GAUGES, PAIR_GAUGES, Buckets, Metrics
-from radixlm.scheduler.queue import count_keys
 from radixlm.wire.replies import LoadReport
 
 REFERENCE = """
@@ -249,9 +248,8 @@ async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:
 async def test_routing_keys_are_counted(toy_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted_server(toy_folder, {}, enable_metrics=True) as made:
         headers = {"x-smg-routing-key": "mine"}
-        wires = [SimpleNamespace(routing_key=key) for key in (*"aaaab", None)]
-        requests: Any = [SimpleNamespace(wire=wire) for wire in wires]
-        counts = count_keys(requests[:3], requests[3:])
+        keys = (*"aaaab", None)
+        counts = count_keys(keys[:3], keys[3:])
         assert counts == {"running": 1, "running 3": 1, "all 5": 1, "all 1": 1}
         report = LoadReport(routing_keys=counts)
         monkeypatch.setattr(made.engine.intake.replicas, "load", lambda: report)

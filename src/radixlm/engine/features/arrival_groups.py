@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_puts import PagePuts, WritePolicy
 from radixlm.engine.features.preload import Preload
+from radixlm.engine.features.reserved_pages import ReservedPages
 from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
@@ -47,21 +50,27 @@ class ArrivalGroup:
     ) -> None:
         """``seed_of``: the seed of a namespace's keys; ``counts``: for metrics."""
         self.number, self.kv, self.port = number, kv_manager, port
-        self.puts = PagePuts(
-            kv_manager, options, write_policy, port.send, next_job, seed_of, counts
-        )
+        self.reservations = ReservedPages(kv_manager)
+        reserved = kv_manager, self.reservations
+        self.puts = PagePuts(*reserved, options, write_policy, port.send, next_job, seed_of, counts)
         max_pages = options.preload_bytes // max(1, options.page_bytes[0])
-        self.preload = Preload(kv_manager, max_pages, port.send, next_job, counts)
+        self.preload = Preload(*reserved, max_pages, port.send, next_job, counts)
 
     def num_there(self, ids: TokenIds, keys: Sequence[bytes], namespace: CacheNamespace) -> int:
         """Leading pages of a prompt that are cached, or came before it and wait to be claimed."""
         cached = self.kv.prefix_cache.peek(ids, namespace) // self.kv.page_size
-        return cached + self.kv.reservations.count_spare(keys[cached:])
+        return cached + self.reservations.count_spare(keys[cached:])
 
     def drop_spare(self) -> None:
         """Free the pages that nobody has claimed."""
-        reservations = self.kv.reservations
-        reservations.make_room(self.kv.pages.num_free + reservations.num_spare)
+        self.reservations.free_spare(self.reservations.num_spare)
+
+
+def pages_of_prompts(kv_manager: KVCacheManager) -> int:
+    """Pages that the prompts of running requests still need."""
+    table, slots = kv_manager.table, kv_manager.slots.used()
+    missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
+    return kv_manager.pages_for(int(missing.sum()))
 
 
 class ArrivalJob:

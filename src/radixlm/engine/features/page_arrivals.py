@@ -21,11 +21,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from radixlm.engine.features.arrival_groups import ArrivalGroup, ArrivalJob, PagePort
+from radixlm.engine.features.arrival_groups import (
+    ArrivalGroup,
+    ArrivalJob,
+    PagePort,
+    pages_of_prompts,
+)
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
 from radixlm.engine.features.page_puts import WritePolicy, WriteThrough
 from radixlm.memory.prefix.base import Handle, InsertResult
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.parallel.grouped_kv_cache import worth
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.request import Request
@@ -177,7 +183,7 @@ class PageArrivals(Feature):
             return
         state.num_put = state.late[0][3]
         for group, _, handle, _ in state.late:
-            group.kv.reservations.unpin(handle)
+            group.reservations.unpin(handle)
         state.late.clear()
 
     def slid(self, request: Request) -> None:
@@ -212,7 +218,7 @@ class PageArrivals(Feature):
             **self.rules.stats(),
             "jobs": len(self._jobs) + sum(len(group.puts) for group in self._groups),
             "reserved_tokens": self._size
-            * sum(group.kv.reservations.num_pages for group in self._groups),
+            * sum(group.reservations.num_pages for group in self._groups),
         }
 
     # ---- which pages -------------------------------------------------------------------------
@@ -237,7 +243,7 @@ class PageArrivals(Feature):
         ids, keys = request.ids[:limit], state.keys[:num_pages]
         if len(groups) > 1:
             namespace = request.namespace
-            groups = sorted(groups, key=lambda one: one.kv.worth(ids, namespace), reverse=True)
+            groups = sorted(groups, key=lambda one: worth(one.kv, ids, namespace), reverse=True)
         there = [group.num_there(ids, keys, request.namespace) for group in groups]
         state.cached = max(there)
         state.group = groups[there.index(state.cached)]
@@ -261,17 +267,18 @@ class PageArrivals(Feature):
         use: the rows before it are copied."""
         is_all_but_one = limit + 1 == request.prefill_len <= request.share_limit
         kv, is_pulled = self._kv, request.wire.hint is not None
-        return is_all_but_one and kv.min_tail is not None and kv.window is None and not is_pulled
+        return is_all_but_one and kv.tails is not None and kv.window is None and not is_pulled
 
     def _claim(self, state: _State) -> None:
         """Hand those pages over to the prefix cache that came before the request."""
         request, kv, end = state.request, state.group.kv, state.cached * self._size
-        if not kv.reservations.num_spare:
+        reservations = state.group.reservations
+        if not reservations.num_spare:
             return
         base = kv.prefix_cache.match(request.ids[:end], request.namespace)
-        pages = kv.reservations.take_spare(state.keys[len(base.pages) : state.cached])
+        pages = reservations.take_spare(state.keys[len(base.pages) : state.cached])
         if len(pages):
-            kv.reservations.insert_arrived(request.ids[:end], base.pages, pages, request.namespace)
+            reservations.insert_arrived(request.ids[:end], base.pages, pages, request.namespace)
             self._note_arrived(request, len(pages), [("storage", len(pages))])
             self.counts["claimed_tokens"] += len(pages) * self._size
 
@@ -310,6 +317,7 @@ class PageArrivals(Feature):
     def _fetch(self, state: _State) -> None:
         """Reserve pages and have them brought; or wait for a job that brings them; or neither."""
         found, request, kv = state.found, state.request, state.group.kv
+        reservations = state.group.reservations
         assert found is not None
         limit = (state.cached + found.ends[-1]) * self._size
         match = kv.prefix_cache.match(request.ids[:limit], request.namespace)
@@ -322,17 +330,17 @@ class PageArrivals(Feature):
         if other is not None:
             state.phase, state.job = "behind", other
             return
-        reserved_pages, most = kv.reservations.num_pages, MAX_RESERVED_SHARE * kv.pages.num_total
+        reserved_pages, most = reservations.num_pages, MAX_RESERVED_SHARE * kv.pages.num_total
         if reserved_pages and reserved_pages + count > most:
             state.phase = "found"  # asked again when it could be admitted
             return
         num_window = min(self.options.window_pages, count)
-        handle = kv.reservations.pin(match.handle)
-        left = kv.pages_of_prompts()  # else their next chunks would evict what has come
-        reserved = kv.reservations.reserve(count, num_window, left)
+        handle = reservations.pin(match.handle)
+        left = pages_of_prompts(kv)  # else their next chunks would evict what has come
+        reserved = reservations.reserve(count, num_window, left)
         if reserved is None:
-            kv.reservations.unpin(handle)
-            if count + left > kv.reservations.num_available:
+            reservations.unpin(handle)
+            if count + left > kv.num_available:
                 state.phase = "full"
             elif kv.changes.copies:
                 state.phase = "found"  # asked again when the step has read them
@@ -400,8 +408,8 @@ class PageArrivals(Feature):
                 del self._fetching[key]
         if not job.is_taken:
             self._take(job, done.num_pages)
-        job.group.kv.reservations.release(job.pages, job.row)
-        job.group.kv.reservations.unpin(job.handle)
+        job.group.reservations.release(job.pages, job.row)
+        job.group.reservations.unpin(job.handle)
         self.rules.fetched(done)
         for name, pages, _, _ in done.tiers:
             self.counts[f"{name}_tokens"] += pages * self._size
@@ -418,7 +426,7 @@ class PageArrivals(Feature):
         if not count:
             return
         first, row = len(job.base), job.row if count == len(job.pages) else job.row[:0]
-        kv.reservations.insert_arrived(
+        job.group.reservations.insert_arrived(
             job.ids[: (first + count) * self._size],
             job.base,
             job.pages[:count],
@@ -477,7 +485,7 @@ class PageArrivals(Feature):
     def _keep(
         self, state: _State, group: ArrivalGroup, put: Put, handle: Handle, first: int
     ) -> None:
-        handle = group.kv.reservations.pin(handle)
+        handle = group.reservations.pin(handle)
         if self.options.puts_late:
             state.late.append((group, put, handle, first))
         else:

@@ -14,11 +14,13 @@ from typing import Final, Protocol
 import numpy as np
 
 from radixlm.engine.features.arrival_rules import ArrivalOptions
+from radixlm.engine.features.reserved_pages import ReservedPages
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import Handle, TokenIds
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.tiers.ahead import mark_kept, next_evicted
 from radixlm.tiers.base import Command, Done, Put
 from radixlm.tiers.keys import NO_KEY, page_keys
 from radixlm.wire.transfer import Hint
@@ -60,6 +62,7 @@ class PagePuts:
     def __init__(
         self,
         kv_manager: KVCacheManager,
+        reservations: ReservedPages,
         options: ArrivalOptions,
         policy: WritePolicy,
         send: Callable[[Command], None],
@@ -68,6 +71,7 @@ class PagePuts:
         counts: Counter[str],
     ) -> None:
         self._kv, self._options, self._policy = kv_manager, options, policy
+        self._reservations = reservations
         self._send, self._next_job, self._seed_of = send, next_job, seed_of
         self._counts, self._size = counts, kv_manager.page_size
         self._under_way: dict[int, tuple[Handle, int]] = {}  # by job, with bytes
@@ -111,7 +115,7 @@ class PagePuts:
         num_bytes = len(put.keys) * full + len(put.windows) * window
         if self._bytes and self._bytes + num_bytes > self._options.max_put_bytes:
             self._counts["dropped_tokens"] += len(put.keys) * self._size
-            self._kv.reservations.unpin(handle)
+            self._reservations.unpin(handle)
             return False
         self._under_way[put.job] = handle, num_bytes
         self._bytes += num_bytes
@@ -126,8 +130,8 @@ class PagePuts:
         self._bytes -= num_bytes
         if done.job in self._ahead:
             self._ahead.remove(done.job)
-            self._cache.mark_kept(handle)
-        self._kv.reservations.unpin(handle)
+            mark_kept(self._cache, handle)
+        self._reservations.unpin(handle)
         self._counts["kept_tokens"] += done.num_pages * self._size
         return True
 
@@ -147,11 +151,11 @@ class PagePuts:
         if kv.window is not None:
             pages = kv.window.pages
             num_window = int(AHEAD_SHARE * pages.num_total) - pages.num_free
-        for prefix in self._cache.next_evicted(num_full, num_window):
+        for prefix in next_evicted(self._cache, num_full, num_window):
             assert isinstance(prefix.namespace, CacheNamespace)
             keys = page_keys(prefix.ids, self._size, self._seed_of(prefix.namespace))
             put = self.make(keys, prefix.ids, prefix.num_kept, prefix.pages, prefix.window_pages)
-            if not self.send(put, kv.reservations.pin(prefix.handle)):
+            if not self.send(put, self._reservations.pin(prefix.handle)):
                 return
             self._ahead.add(put.job)
             room -= self._under_way[put.job][1]

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from radixlm.engine.features.reserved_pages import ReservedPages
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.step.plan import Int32Array
 from radixlm.tiers.base import Admin, Arrived, Cancel, Command, Done, Get, Told
@@ -27,12 +28,13 @@ class Preload:
     def __init__(
         self,
         kv_manager: KVCacheManager,
+        reservations: ReservedPages,
         max_pages: int,
         send: Callable[[Command], None],
         next_job: Callable[[], int],
         counts: Counter[str],
     ) -> None:
-        self._free, self._reservations = kv_manager.pages, kv_manager.reservations
+        self._free, self._reservations = kv_manager.pages, reservations
         self._send, self._next_job = send, next_job
         self._counts, self._size = counts, kv_manager.page_size
         max_pages = min(max_pages, int(MAX_SHARE * self._free.num_total))

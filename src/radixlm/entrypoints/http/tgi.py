@@ -29,7 +29,8 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.request_model import Body, Stops, make, with_fields
-from radixlm.intake.records import Output, likeliest
+from radixlm.entrypoints.sequences import likeliest
+from radixlm.intake.records import Output
 from radixlm.wire.replies import Logprobs
 
 router = APIRouter(tags=["tgi"])

@@ -27,7 +27,8 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.request_model import Body, Ints, Priority, make
-from radixlm.intake.records import Output, likeliest
+from radixlm.entrypoints.sequences import likeliest
+from radixlm.intake.records import Output
 from radixlm.wire.sampling_params import parameter_names
 
 router = APIRouter(tags=["vllm"])

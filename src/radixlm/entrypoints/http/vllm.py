@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, read_json
 from radixlm.entrypoints.request_model import make
-from radixlm.intake.call import check_sequences, paced
+from radixlm.entrypoints.sequences import check_sequences, paced
 from radixlm.intake.records import GenerateRequest
 
 router = APIRouter(tags=["vllm"])

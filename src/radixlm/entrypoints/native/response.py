@@ -12,7 +12,7 @@ import numpy as np
 
 from radixlm.entrypoints.native.request import Batch
 from radixlm.entrypoints.request_options import answer_error
-from radixlm.intake.call import paced
+from radixlm.entrypoints.sequences import cached_details, num_logprobs, paced
 from radixlm.intake.records import Output
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class ResponseBuilder:
 
     def response(self, index: int, output: Output) -> dict[str, Any]:
         """The finished answer of sample ``output`` of prompt ``index``."""
-        self.num_logprobs = output.num_logprobs
+        self.num_logprobs = num_logprobs(output)
         answer: dict[str, Any] = {}
         if self._tokenizer is not None:
             answer["text"] = output.text
@@ -75,8 +75,8 @@ class ResponseBuilder:
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
         }
-        if output.cached_details is not None:
-            meta["cached_tokens_details"] = output.cached_details
+        if (details := cached_details(output)) is not None:
+            meta["cached_tokens_details"] = details
         if self._batch.requests[index].requires_reasoning:
             meta["reasoning_tokens"] = self._reasoning_tokens(index, output)
         if output.adapter is not None:
@@ -189,8 +189,8 @@ class ResponseBuilder:
                     continue
                 index, output = event
                 answered = total.get((index, output.index), output)
-                if in_thread is not None and answered.num_logprobs > MANY_LOGPROBS:
-                    yield await in_thread(answered.num_logprobs, self._event, index, output, total)
+                if in_thread is not None and num_logprobs(answered) > MANY_LOGPROBS:
+                    yield await in_thread(num_logprobs(answered), self._event, index, output, total)
                 else:
                     yield self._event(index, output, total)
         finally:

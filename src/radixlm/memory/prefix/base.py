@@ -1,6 +1,6 @@
 """What the scheduler asks of a prefix cache, with or without sharing."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 import numpy as np
@@ -23,11 +23,6 @@ class Handle:
     __slots__ = ()
 
 
-Lock = tuple[Handle | None, bool]
-"""What a request has locked, if anything, and whether the window too (not after ``unlock_window``).
-"""
-
-
 class Match(Record):
     """The longest usable cached prefix: ``num_tokens`` tokens, ``len(pages)`` whole pages.
 
@@ -37,18 +32,6 @@ class Match(Record):
     handle: Handle
     pages: PageIds
     num_tokens: int
-    window_pages: PageIds | None = None
-
-
-class Prefix(Record):
-    """A cached prefix with what it is of. ``ids``: int32, of its whole ``pages``; the first
-    ``num_kept`` of them are in a tier, too."""
-
-    handle: Handle
-    namespace: Hashable
-    ids: TokenIds
-    pages: PageIds
-    num_kept: int
     window_pages: PageIds | None = None
 
 
@@ -85,20 +68,6 @@ class InsertResult(Record):
     duplicate_window_pages: PageIds | None = None
 
 
-class Audit(Record):
-    """What a cache owns, found by walking it, and where its counters disagree.
-
-    pages, window_pages: ids of all that it owns (twice if a bug put one twice).
-    paths, window_paths: for each lock that was asked about, ids of the pages that it keeps.
-    """
-
-    violations: list[str]
-    pages: PageIds
-    window_pages: PageIds
-    paths: list[PageIds]
-    window_paths: list[PageIds]
-
-
 class CacheEvents(Protocol):
     """Told of every page that enters or leaves the cache (KV events for routers)."""
 
@@ -112,27 +81,6 @@ class CacheEvents(Protocol):
 
     def on_reset(self) -> None:
         """Nothing is cached any more."""
-
-
-class BothEvents:
-    """Two that are told of the same cache."""
-
-    def __init__(self, first: CacheEvents, second: CacheEvents) -> None:
-        self._two = first, second
-
-    def on_store(
-        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, namespace: Hashable
-    ) -> None:
-        for one in self._two:
-            one.on_store(pages, token_ids, parent_page, namespace)
-
-    def on_remove(self, pages: PageIds) -> None:
-        for one in self._two:
-            one.on_remove(pages)
-
-    def on_reset(self) -> None:
-        for one in self._two:
-            one.on_reset()
 
 
 class PrefixCache:
@@ -230,11 +178,3 @@ class PrefixCache:
     def num_window_evictable(self) -> int:
         """Window pages that ``evict_window`` can free."""
         return 0
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """Compares the cache's counters with its nodes and with ``locks``, all that are held.
-
-        With ``is_repair`` lock counts and sums are then set to what they should be.
-        """
-        none = [_NO_PAGES for _ in locks]
-        return Audit([], _NO_PAGES, _NO_PAGES, none, none)

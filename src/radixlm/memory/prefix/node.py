@@ -106,6 +106,11 @@ class Node(Handle):
         upper.heads = [self.edge]
         return upper
 
+    @property
+    def last_page(self) -> int | None:
+        """The last page of the prefix that ends here; None at the root."""
+        return int(page_ids(self.pages)[-1]) if self.parent is not None else None
+
     def path(self) -> list[Node]:
         """The nodes from below the root to this one."""
         nodes: list[Node] = []

@@ -8,28 +8,18 @@ unlocked nodes are closed downwards: whatever is unlocked can be evicted leaf by
 ``num_evictable`` is a sum, not a search. Time is a counter of calls: the same calls, the same tree.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
-from radixlm.memory.prefix.ahead import next_evicted
-from radixlm.memory.prefix.audit import (
-    audit_locks,
-    audit_shape,
-    locked_pages,
-    locked_window_pages,
-)
 from radixlm.memory.prefix.base import (
-    Audit,
     CacheEvents,
     Handle,
     InsertResult,
-    Lock,
     Match,
-    Prefix,
     PrefixCache,
     Tail,
     TokenIds,
@@ -67,7 +57,7 @@ class RadixCache(PrefixCache):
         self.num_locked = 0
         self.num_evicted = 0
         self.events = events
-        self._queue = EvictionQueue(policy(eviction))
+        self.queue = EvictionQueue(policy(eviction))
         self._clock = 0
 
     @property
@@ -126,7 +116,7 @@ class RadixCache(PrefixCache):
             if node.num_locks == 0:
                 self.num_locked -= node.num_pages
                 if not node.children:
-                    self._queue.push(node)
+                    self.queue.push(node)
             node = node.parent
 
     def unlock_window(self, handle: Handle) -> None:
@@ -214,13 +204,13 @@ class RadixCache(PrefixCache):
         self.allocator.adopt(pages)
         node = self._attach(parent, ids, pages, namespace)
         node.last_access = self._clock
-        self._queue.push(node)
+        self.queue.push(node)
         if self.window is not None and window_page is not None:
             node.window_access = self._clock
             self.window.put(node, np.array([window_page], np.int32))
         self.total_pages += 1
         if self.events is not None:
-            self.events.on_store(pages, ids, _last_page(parent), namespace)
+            self.events.on_store(pages, ids, parent.last_page, namespace)
         return True
 
     def evict(self, num_pages: int) -> int:
@@ -230,27 +220,16 @@ class RadixCache(PrefixCache):
         """
         freed: list[bytes] = []
         num_freed = 0
-        while num_freed < num_pages and (node := self._queue.pop()) is not None:
+        while num_freed < num_pages and (node := self.queue.pop()) is not None:
             if node.num_locks or node.children:
                 continue
             excess = num_freed + node.num_pages - num_pages
             if excess > 0 and self.window is None:
                 self._split(node, excess)
-            num_freed += self._remove(node, freed)
-        self._give_back(freed)
+            num_freed += self.remove(node, freed)
+        self.give_back(freed)
         self.num_evicted += num_freed
         return num_freed
-
-    def next_evicted(self, num_pages: int, num_window: int = 0) -> list[Prefix]:
-        """The prefixes that ``evict`` and ``evict_window`` would take so many pages of, but those
-        that ``mark_kept`` was told of; changes nothing."""
-        return next_evicted(self.tree, self._queue, self.window, num_pages, num_window)
-
-    def mark_kept(self, handle: Handle) -> None:
-        """A tier has the prefix, too."""
-        nodes = [_alive(handle)] if self.window is not None else _alive(handle).path()
-        for node in nodes:
-            node.is_kept = True
 
     def evict_window(self, num_pages: int) -> int:
         """Frees at least ``num_pages`` window pages, or all that are unlocked; returns how many.
@@ -268,8 +247,8 @@ class RadixCache(PrefixCache):
             if node.children or node.num_locks:
                 self.window.clear(node)
             else:
-                self.num_evicted += self._remove(node, freed)
-        self._give_back(freed)
+                self.num_evicted += self.remove(node, freed)
+        self.give_back(freed)
         return num_freed
 
     @property
@@ -284,78 +263,6 @@ class RadixCache(PrefixCache):
         self.evict(self.total_pages)
         if self.events is not None:
             self.events.on_reset()
-
-    def restore(
-        self,
-        parent: Node,
-        ids: TokenIds,
-        pages: PageIds,
-        window_pages: PageIds | None,
-        namespace: Hashable,
-    ) -> Node | None:
-        """A new leaf below ``parent`` of held pages that hold ``ids`` since before a restart; None
-        if one starts with the same page. A tombstone without ``window_pages``; see ``prune``."""
-        head = ids[: self.page_size].tobytes()
-        if (head if parent.parent is not None else (namespace, head)) in parent.children:
-            return None
-        self.allocator.adopt(pages)
-        node = self.tree.attach(parent, ids, pages, namespace)
-        self._queue.push(node)
-        self.total_pages += len(pages)
-        if self.window is not None and window_pages is not None:
-            self.window.put(node, window_pages)
-        return node
-
-    def prune(self) -> None:
-        """Free leaves that are tombstones, at which no prefix can end."""
-        if self.window is None:
-            return
-        freed: list[bytes] = []
-        for node in list(self.tree.nodes()):
-            if node.is_alive and not node.children and node.window_pages is None:
-                self._queue.discard(node)
-                self._remove(node, freed)
-        self._give_back(freed)
-
-    def describe(self, events: CacheEvents) -> None:
-        """Tell ``events`` of all that is cached, prefixes before what follows them."""
-        events.on_reset()
-        namespaces: dict[Node, Hashable] = {}
-        for node in self.tree.nodes():
-            edge, parent = node.edge, node.parent
-            assert parent is not None
-            namespaces[node] = edge[0] if isinstance(edge, tuple) else namespaces[parent]
-            if not self.tree.is_tail(node):
-                ids = np.frombuffer(node.tokens, np.int32)
-                events.on_store(page_ids(node.pages), ids, _last_page(parent), namespaces[node])
-
-    def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """Compares the counters with the nodes and with all ``locks`` held; may correct them."""
-        locks = list(locks)
-        violations = audit_shape(self.tree)
-        violations += audit_locks(self.tree, self.window, locks, is_repair)
-        nodes = list(self.tree.nodes())
-        total = sum(node.num_pages for node in nodes)
-        num_locked = sum(node.num_pages for node in nodes if node.num_locks)
-        if (self.total_pages, self.num_locked) != (total, num_locked):
-            violations.append(
-                f"the tree counts {self.total_pages} pages, {self.num_locked} locked; "
-                f"its nodes hold {total}, {num_locked} locked"
-            )
-        if self.window is not None:
-            violations += self.window.audit(nodes, is_repair)
-        if is_repair:
-            self.total_pages, self.num_locked = total, num_locked
-            for node in nodes:
-                if not node.num_locks and not node.children:
-                    self._queue.push(node)
-        return Audit(
-            violations,
-            join(node.pages for node in nodes),
-            join(node.window_pages for node in nodes if node.window_pages is not None),
-            [locked_pages(handle) for handle, _ in locks],
-            [locked_window_pages(self.window, *lock) for lock in locks],
-        )
 
     def _walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The steps along ``ids`` that a match may take."""
@@ -408,7 +315,7 @@ class RadixCache(PrefixCache):
                 continue
             tokens = ids[begin * self.page_size : end * self.page_size]
             node = self._attach(node, tokens, pages[begin:end], namespace)
-            self._queue.push(node)
+            self.queue.push(node)
             if self.window is not None and row is not None and begin == cut:
                 self.window.put(node, row[begin:end])
         self.total_pages += len(pages) - start_page
@@ -416,7 +323,7 @@ class RadixCache(PrefixCache):
             self.events.on_store(
                 pages[start_page:],
                 ids[start_page * self.page_size :],
-                _last_page(parent),
+                parent.last_page,
                 namespace,
             )
         return node
@@ -428,12 +335,12 @@ class RadixCache(PrefixCache):
         node = self.tree.attach(parent, ids, pages, namespace)
         if found is not None and head.startswith(found[0].tokens):
             freed: list[bytes] = []
-            self._queue.discard(found[0])
-            self._remove(found[0], freed)
-            self._give_back(freed)
+            self.queue.discard(found[0])
+            self.remove(found[0], freed)
+            self.give_back(freed)
         return node
 
-    def _remove(self, node: Node, freed: list[bytes]) -> int:
+    def remove(self, node: Node, freed: list[bytes]) -> int:
         """Takes an unlocked leaf out, and tombstones that become leaves by it; pages gone."""
         window, num_pages = self.window, 0
         while True:
@@ -441,15 +348,15 @@ class RadixCache(PrefixCache):
             freed.append(node.pages)
             if window is not None:
                 window.clear(node)
-                self._queue.discard(node)
+                self.queue.discard(node)
             node = self.tree.detach(node)
             if node.parent is None or node.children or node.num_locks:
                 return num_pages
             if window is None or node.window_pages is not None:
-                self._queue.push(node)
+                self.queue.push(node)
                 return num_pages
 
-    def _give_back(self, freed: list[bytes]) -> None:
+    def give_back(self, freed: list[bytes]) -> None:
         """Returns evicted pages to the allocator, all in one go."""
         pages = join(freed)
         self.allocator.release(pages)
@@ -461,11 +368,6 @@ class RadixCache(PrefixCache):
 def _as_int32(values: ArrayLike) -> PageIds:
     """A contiguous int32 array, the caller's own where it is one."""
     return np.ascontiguousarray(values, np.int32)
-
-
-def _last_page(node: Node) -> int | None:
-    """The last page of the prefix that ends at ``node``; None at the root."""
-    return int(page_ids(node.pages)[-1]) if node.parent is not None else None
 
 
 def _alive(handle: Handle) -> Node:

@@ -68,7 +68,7 @@ class WindowGroup:
         self.window_tokens = window_tokens
         self.total_pages = 0
         self.num_locked = 0
-        self._queue = EvictionQueue(window_lru)
+        self.queue = EvictionQueue(window_lru)
         # told of nodes that become live (their window pages) and tombstones (None)
         self.on_change: Callable[[PageIds, PageIds | None], None] | None = None
 
@@ -129,7 +129,7 @@ class WindowGroup:
         self.total_pages += len(pages)
         if self.on_change is not None:
             self.on_change(page_ids(node.pages), pages)
-        self._queue.push(node)
+        self.queue.push(node)
 
     def revive(
         self, nodes: list[Node], row: PageIds, split: Callable[[Node, int], Node]
@@ -161,13 +161,13 @@ class WindowGroup:
         self.total_pages -= node.num_pages
         if self.on_change is not None:
             self.on_change(page_ids(node.pages), None)
-        self._queue.discard(node)
+        self.queue.discard(node)
         return node.num_pages
 
     def has_split(self, upper: Node) -> None:
         """``upper`` was cut off a node: both halves are live or neither is."""
         if upper.window_pages is not None and not upper.num_window_locks:
-            self._queue.push(upper)
+            self.queue.push(upper)
 
     def lock(self, node: Node, split: Callable[[Node, int], Node]) -> None:
         """Locks exactly the window before the end of ``node``.
@@ -194,40 +194,14 @@ class WindowGroup:
             part.num_window_locks -= 1
             if part.num_window_locks == 0:
                 self.num_locked -= part.num_pages
-                self._queue.push(part)
-
-    def first(self, count: int) -> list[Node]:
-        """The next nodes to lose their window pages, up to ``count``; changes nothing."""
-        return self._queue.first(count)
+                self.queue.push(part)
 
     def pop(self) -> Node | None:
         """The next node to lose its window pages, or None."""
-        while (node := self._queue.pop()) is not None:
+        while (node := self.queue.pop()) is not None:
             if node.window_pages is not None and not node.num_window_locks:
                 return node
         return None
-
-    def audit(self, nodes: list[Node], is_repair: bool) -> list[str]:
-        """Violations of the sums and of "locked means live"; sums are set right if asked."""
-        live = [node for node in nodes if node.window_pages is not None]
-        total = sum(node.num_pages for node in live)
-        num_locked = sum(node.num_pages for node in live if node.num_window_locks)
-        violations = [
-            f"node {node.serial} is a tombstone with {node.num_window_locks} window locks"
-            for node in nodes
-            if node.window_pages is None and node.num_window_locks
-        ]
-        if (self.total_pages, self.num_locked) != (total, num_locked):
-            violations.append(
-                f"the window group counts {self.total_pages} pages, {self.num_locked} locked; "
-                f"its nodes hold {total}, {num_locked} locked"
-            )
-        if is_repair:
-            self.total_pages, self.num_locked = total, num_locked
-            for node in live:
-                if not node.num_window_locks:
-                    self._queue.push(node)
-        return violations
 
 
 def checked_row(row: PageIds) -> PageIds:

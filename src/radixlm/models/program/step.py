@@ -20,8 +20,9 @@ from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, StaticRope
+from radixlm.models.continuation import Continuation
 from radixlm.pools.state import StatePool, StateStep
-from radixlm.step.batch import Continuation, ForwardBatch
+from radixlm.step.batch import ForwardBatch
 
 if TYPE_CHECKING:
     from radixlm.models.decoder import DecoderModel

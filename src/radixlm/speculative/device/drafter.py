@@ -23,8 +23,9 @@ from radixlm.base.record import Record
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import StepHandle
+from radixlm.models.taps import HiddenNeeds
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.models.taps import HiddenNeeds
 from radixlm.speculative.device.draft_draws import Draw
 from radixlm.speculative.device.drafter import DeviceProposals, DraftColumns, FitWatch, StepTail
-from radixlm.step.batch import ForwardBatch, HiddenNeeds
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items, PageCopy
 
 

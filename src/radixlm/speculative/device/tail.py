@@ -91,7 +91,7 @@ class DraftTail:
             if chosen >= num:
                 path = step.items.paths[chosen - num]
                 first, last = path.start // size, (path.start + accepted) // size
-                self._tables.adopt(path.slot, path.page_row, first, last + 1)
+                _adopt(self._tables, path.slot, path.page_row, slice(first, last + 1))
 
     def _propose(
         self, tail: StepTail, lens_R: Int32Array, shape: tuple[int, int]
@@ -121,3 +121,12 @@ class DraftTail:
 def _no_proposals(shape: tuple[int, int], where: torch.device) -> DeviceProposals:
     none_RK = torch.full(shape, -1, dtype=torch.int64, device=where)
     return DeviceProposals(none_RK, torch.zeros(shape, device=where))
+
+
+def _adopt(tables: DeviceTables, slot: int, page_row: int, columns: slice) -> None:
+    """These columns of a slot are those of a path of its drafts from now on, as the scheduler will
+    say too."""
+    tables.pages[:, slot, columns] = tables.pages[:, page_row, columns]
+    if not tables.is_shared:
+        own = tables.device_pages
+        own[:, slot, columns] = own[:, page_row, columns]

@@ -32,9 +32,9 @@ from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generat
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict
 from radixlm.entrypoints.request_model import Body, Strings
-from radixlm.intake.call import check_sequences, paced
+from radixlm.entrypoints.sequences import check_sequences, likeliest, num_logprobs, paced
 from radixlm.intake.identity import identity
-from radixlm.intake.records import Output, likeliest
+from radixlm.intake.records import Output
 from radixlm.intake.validation import score_after
 from radixlm.wire.requests import AbortRequest
 from radixlm.wire.unknown import note_warning
@@ -115,7 +115,7 @@ async def _collect(
         for output in outputs:
             raise_failed(output)
         return [
-            await off_loop_of(output.num_logprobs, builder.response, index, output)
+            await off_loop_of(num_logprobs(output), builder.response, index, output)
             for output in likeliest(outputs, batch.num_shown)
         ]
 

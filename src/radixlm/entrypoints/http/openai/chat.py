@@ -37,6 +37,7 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.native.response import finish_reason as native_reason
 from radixlm.entrypoints.native.response import last_hidden, spec_fields
+from radixlm.entrypoints.sequences import num_logprobs, take_rows
 from radixlm.intake.records import Output
 from radixlm.text.tools.base import ToolCallDelta
 
@@ -119,7 +120,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
     )
     return chat.envelope("chat.completion") | {
         "choices": [
-            await off_loop_of(answer.output.num_logprobs, _choice, session, answer)
+            await off_loop_of(num_logprobs(answer.output), _choice, session, answer)
             for answer in answers
         ],
         "usage": counted,
@@ -253,7 +254,7 @@ class _Counter:
     def add(self, delta: Delta) -> None:
         before = self._last.get(delta.index)
         if before is not None:
-            delta.output.take_rows(before)
+            take_rows(delta.output, before)
         self._last[delta.index] = delta.output
         if self._keeps_ids:
             self._token_ids.setdefault(delta.index, []).extend(delta.output.token_ids)

@@ -51,8 +51,8 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.response import last_hidden
 from radixlm.entrypoints.request_model import of_prompt
 from radixlm.entrypoints.request_options import answer_error
-from radixlm.intake.call import check_sequences
-from radixlm.intake.records import GenerateRequest, Output, likeliest
+from radixlm.entrypoints.sequences import check_sequences, likeliest, num_logprobs, take_rows
+from radixlm.intake.records import GenerateRequest, Output
 from radixlm.multimodal.features import float_rows
 from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.requests import LogprobParams
@@ -282,7 +282,7 @@ async def complete(call: Call) -> dict[str, Any]:
     for index, outputs in enumerate(shown):
         for output in outputs:
             args = call, len(choices), index, output
-            choices.append(await off_loop_of(output.num_logprobs, _choice, *args))
+            choices.append(await off_loop_of(num_logprobs(output), _choice, *args))
     every = [output for outputs in results for output in outputs]
     cached = call.state.config.serve.enable_cache_report
     counted = usage(every, shows_cached=cached, num_prompts=len(results))
@@ -336,13 +336,13 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
             index = prompt * call.num_samples + output.index
             is_first = index not in totals
             if not is_first:
-                output.take_rows(totals[index])
+                take_rows(output, totals[index])
             totals[index] = output
             if is_first and call.body.logprobs is not None:
                 lists[index] = _lists(call)
             chunk = call.envelope
             args = call, index, prompt, output, is_first, lists.get(index)
-            chunk["choices"] = [await off_loop_of(output.num_logprobs, _delta, *args)]
+            chunk["choices"] = [await off_loop_of(num_logprobs(output), _delta, *args)]
             if unheld := call.requests[prompt].unheld:
                 texts[index] = texts.get(index, "") + output.text
                 error = answer_error(unheld, output, texts[index])
@@ -350,7 +350,7 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
             if wants_usage or continuous:
                 one = usage([output], shows_cached=cached) if continuous else None
                 chunk["usage"] = one
-            yield await off_loop_of(output.num_logprobs, event, chunk)
+            yield await off_loop_of(num_logprobs(output), event, chunk)
     last = [totals[i] for i in sorted(totals)]
     if details := extension(call.body, last):
         yield event(call.envelope | {"choices": []} | details)

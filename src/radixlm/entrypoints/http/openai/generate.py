@@ -9,7 +9,7 @@ from contextlib import aclosing
 from radixlm.base.errors import RadixError
 from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.intake.call import paced
+from radixlm.entrypoints.sequences import paced
 from radixlm.intake.records import GenerateRequest, Output
 
 # kind of Finish -> finish_reason

@@ -6,6 +6,7 @@ from typing import Any
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.http.openai.protocol import Generation, StreamOptions
 from radixlm.entrypoints.native.response import routed_experts, spec_fields
+from radixlm.entrypoints.sequences import cached_details
 from radixlm.intake.records import Output
 
 
@@ -39,7 +40,7 @@ def usage(
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached} if shows_cached else None,
     }
-    by_tier = [o.cached_details for o in firsts if o.cached_details is not None]
+    by_tier = [found for o in firsts if (found := cached_details(o)) is not None]
     if shows_cached and by_tier:
         names = sorted({name for one in by_tier for name in one})
         shown["cached_tokens_details"] = {n: sum(one.get(n, 0) for one in by_tier) for n in names}
@@ -63,7 +64,7 @@ def extension(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
     all_outputs, shown = list(outputs), dict[str, Any]()
     if body.return_cached_tokens_details and all_outputs and all_outputs[0].cached_tokens:
         in_pool = {"device": all_outputs[0].cached_tokens, "host": 0}
-        shown["cached_tokens_details"] = all_outputs[0].cached_details or in_pool
+        shown["cached_tokens_details"] = cached_details(all_outputs[0]) or in_pool
     if body.return_routed_experts and all_outputs:
         shown["routed_experts"] = routed_experts(all_outputs[0])
     drafted = [o for o in all_outputs if o.draft_rounds is not None]

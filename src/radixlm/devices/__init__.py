@@ -1,0 +1,1 @@
+"""Devices: their streams and events, and copies between them and the host."""

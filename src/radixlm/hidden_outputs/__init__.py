@@ -1,0 +1,1 @@
+"""What requests get of hidden states: prompt log-probabilities, vectors, scores, the states."""

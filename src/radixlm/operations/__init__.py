@@ -1,0 +1,1 @@
+"""What operators ask of a scheduler, and what its log tells them."""

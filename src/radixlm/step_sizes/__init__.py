@@ -1,0 +1,1 @@
+"""How much a step computes, by measured times: tokens of prompts, and tokens decoded in turn."""

@@ -1,0 +1,1 @@
+"""Prefix hits that count tokens, not only whole pages."""
