@@ -42,6 +42,7 @@ from radixlm.wire.cluster import (
 )
 from radixlm.wire.cluster_socket import FLAG, ClusterSocket, local_address, read_secret
 from radixlm.wire.codec import Codec
+from radixlm.wire.curve import private_keys
 from radixlm.wire.pieces import Outbox, pieces
 
 log = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ class NodeAgent:
                 process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
                 self.ranks[int(startup["rank"])] = process
                 startup = {**startup, "options": {**startup["options"], **self._options}}
-                startup["memory"] = memory
+                startup |= {"memory": memory, "curve_keys": private_keys(self._secret)}
                 process.start(startup, segment, self._generation)
                 log.info("started rank %d, process %d", startup["rank"], process.pid)
         except OSError as error:  # no room for a process: node 0 starts another replica

@@ -14,7 +14,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.wire.curve import MIN_CHARS, secure
 
 FLAG = "--dist-init-addr"
-RECONNECT_MS = 200
+RECONNECT_MS = 30  # zmq adds up to as much
 _MAX_BYTES = 16 << 20  # what nodes say to node 0 is short
 _OF_NODE0 = {
     zmq.ROUTER_HANDOVER: 1,
