@@ -116,11 +116,6 @@ def load_sparsity(
             count, begin, end = own
             whole = replace(group, kv_heads=count)
             channels[layer] = heavy_channels(listed, layer, whole, wanted)[begin:end].contiguous()
-            if len(channels[layer]) != group.kv_heads:
-                raise ConfigError(
-                    f"--enable-double-sparsity: this rank has {group.kv_heads} of layer {layer}'s "
-                    f"{count} KV heads in blocks of the weights' format; use --tp-size 1"
-                )
     digest = sha256(json.dumps([listed, *wanted[1:]]).encode()).hexdigest()[:16]
     return DoubleSparsity(
         channels, execute.ds_heavy_token_num, execute.ds_sparse_decode_threshold, digest

@@ -78,7 +78,7 @@ from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
-from radixlm.models.build import Model
+from radixlm.models.build import Model, is_transformers
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
@@ -191,7 +191,7 @@ def _make_steps(
     boot: Boot,
 ) -> _Steps:
     model, draft = loaded.model, loaded.draft
-    attn = _attention(config, info, model, loaded.kernels, device.where, peers.ranks)
+    attn = _attention(config, info, model, loaded.kernels, device.where)
     dump = open_dump(config.execute, model, peers.ranks.place.rank)
     sizes, compiled = (NO_GRAPHS, None) if dump else (
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
@@ -399,12 +399,11 @@ def _attention(
     model: Model,
     kernels: Kernels,
     device: torch.device,
-    ranks: Ranks,
 ) -> AttentionBackend:
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    heads = own_kv_heads(info.decoder, ranks.attn)
+    heads = own_kv_heads(info.decoder, None if is_transformers(model) else model.context)
     sparsity = load_sparsity(execute, model.kv_groups, heads)
     is_invariant = execute.enable_deterministic_inference
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity, is_invariant)

@@ -86,6 +86,7 @@ def load_model(
         place_experts=place_experts,
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
+        cuts_kv_heads=not config.execute.enable_double_sparsity,  # its queries choose together
     )
     with offloading(config, model), noting_contents(model):
         report = fill(model, config, info, device, packed, source)
