@@ -40,7 +40,13 @@ from radixlm.wire.cluster import (
     ToNode0,
     Welcome,
 )
-from radixlm.wire.cluster_socket import FLAG, ClusterSocket, local_address, read_secret
+from radixlm.wire.cluster_socket import (
+    FLAG,
+    ClusterSocket,
+    local_address,
+    other_secret,
+    read_secret,
+)
 from radixlm.wire.codec import Codec
 from radixlm.wire.curve import private_keys
 from radixlm.wire.pieces import Outbox, pieces
@@ -157,14 +163,23 @@ class NodeAgent:
             self._socket.count_handshakes()
             if self._socket.num_refused >= MAX_HANDSHAKES:
                 raise ConfigError(
-                    f"{FLAG} {self.address} closed the connection: its --cluster-secret-file holds "
-                    "another secret, or the port is another program's"
+                    f"{FLAG} {self.address} closed the connection: {other_secret(self._secret)}, "
+                    "or the port is another program's"
                 )
             if time.monotonic() - began_s > self._timeout_s:
-                raise ConfigError(
-                    f"{FLAG} {self.address}: no answer within {self._timeout_s:g} s; start node 0 "
-                    "there, or wait longer with --dist-timeout"
-                )
+                raise ConfigError(self._why_unanswered())
+
+    def _why_unanswered(self) -> str:
+        within = f"within {self._timeout_s:g} s"
+        if self._socket.is_connected:
+            return (
+                f"{FLAG} {self.address}: what listens there has not answered {within}: another "
+                "program has the port, or node 0 hangs"
+            )
+        return (
+            f"{FLAG} {self.address}: no answer {within}; start node 0 there, or wait longer with "
+            "--dist-timeout"
+        )
 
     def _serve(self) -> bool:
         """Obey node 0 until it is lost (False), or this agent is to end (True)."""

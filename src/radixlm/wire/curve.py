@@ -35,6 +35,11 @@ def secure(socket: zmq.Socket[Any], secret: str, is_server: bool) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, client_secret)
 
 
+def fingerprint(secret: str) -> str:
+    """6 hex digits, by which a user may compare the secrets of two hosts."""
+    return hashlib.sha256(_private(secret, "server").encode()).hexdigest()[:6]
+
+
 def private_keys(secret: str) -> list[str]:
     """What ``remember`` takes, for a process that this one starts."""
     return [_private(secret, role) for role in ROLES]
