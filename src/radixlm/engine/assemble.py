@@ -78,7 +78,7 @@ from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.live_feed.tree_view import TreeView
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
-from radixlm.models.build import Model, is_transformers
+from radixlm.models.build import Model, NativeModel
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
@@ -403,8 +403,8 @@ def _attention(
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    heads = own_kv_heads(info.decoder, None if is_transformers(model) else model.context)
-    sparsity = load_sparsity(execute, model.kv_groups, heads)
+    context = model.context if isinstance(model, NativeModel) else None
+    sparsity = load_sparsity(execute, model.kv_groups, own_kv_heads(info.decoder, context))
     is_invariant = execute.enable_deterministic_inference
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity, is_invariant)
 

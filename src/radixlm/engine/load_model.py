@@ -18,6 +18,7 @@ from radixlm.base.heap import trim_heap
 from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
 from radixlm.engine.located import load_options
@@ -61,7 +62,10 @@ def load_model(
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers:
         _check_ranks(info, ranks)
-        return _load_transformers(config, info, device, weight, kernels)
+        model, num_bytes = _load_transformers(config, info, device, weight, kernels)
+        if ranks.place.attn_tp < ranks.place.tp:
+            model.attention_groups = AttentionGroups(ranks, splits_head=True)
+        return model, num_bytes
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in FP4:
         raise ConfigError(
@@ -104,14 +108,10 @@ def _check_ranks(info: ModelInfo, ranks: Ranks) -> None:
     """ConfigError where a model that runs by transformers cannot be cut as asked."""
     if ranks.place.pp > 1:
         raise ConfigError(
-            f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
+            f"--pp-size: {info.architecture} runs by transformers, which computes all layers in "
+            "one call and loads them in each process, so that stages save nothing; use --pp-size 1"
         )
-    if ranks.place.attn_tp < ranks.place.tp:
-        raise ConfigError(
-            f"--enable-dp-attention: {info.architecture} runs by transformers, which has no groups "
-            "of ranks; --dp-size alone works"
-        )
-    if ranks.tp.size > 1:
+    if ranks.attn.size > 1:
         log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
 
 
@@ -156,7 +156,7 @@ def _load_transformers(
     device: torch.device,
     weight: torch.dtype | None,
     kernels: Kernels,
-) -> tuple[Model, int]:
+) -> tuple[TransformersModel, int]:
     """A model that runs by transformers; ConfigError for options that need a native model."""
     if config.model.quantized_as or info.decoder.pool is not None:
         raise ConfigError(

@@ -117,6 +117,13 @@ def place_evenly(mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
         layer.split(layer.even_split(ranks))
 
 
+def attention_groups_of(model: Model) -> AttentionGroups | None:
+    """Those of data-parallel attention; None without."""
+    if isinstance(model, NativeModel):
+        return model.context.attention_groups
+    return model.attention_groups
+
+
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:
     """Whether the model runs by transformers."""
     return not isinstance(model, NativeModel)
