@@ -282,7 +282,7 @@ def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
     stage = load_sparsity(config, [replace(WINDOW, layers=(0, 1))], heads)
     assert stage is not None, "layer 3 is another rank's"
     assert (stage.channels, stage.digest) == ({}, sparsity.digest)
-    assert stage.width(WINDOW) == 0
+    assert stage.width(WINDOW) == stage.width(replace(WINDOW, layers=())) == 0
 
 
 @pytest.mark.parametrize(
@@ -359,6 +359,18 @@ def test_int4_rows_of_any_heads(dim: int) -> None:
 
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+@needs_cpu
+def test_tokens_in_turn_that_become_sparse(tmp_path: Path) -> None:
+    options = _channels_of_radix_tiny(tmp_path) | {"max_total_tokens": 512, "log_level": "error"}
+    options |= {"ds_heavy_token_num": 4, "ds_sparse_decode_threshold": 24}
+    sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    found = []
+    for steps in (1, 16):
+        with Engine(**options, num_continuous_decode_steps=steps) as engine:
+            found.append(engine.generate("Once upon a time", sampling)["output_ids"])
+    assert found[0] == found[1]
 
 
 @needs_cpu

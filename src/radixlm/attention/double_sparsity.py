@@ -47,7 +47,7 @@ class DoubleSparsity(Record, eq=False):
 
     def width(self, group: KvGroup) -> int:
         """Labels of a key of the group; 0 where its layers stay dense."""
-        channels_KW = self.channels.get(group.layers[0])
+        channels_KW = self.channels.get(next(iter(group.layers), -1))  # a stage may have none
         return 0 if channels_KW is None else int(channels_KW.shape[1])
 
 
