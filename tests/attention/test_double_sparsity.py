@@ -388,6 +388,7 @@ def test_more_ranks_than_kv_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             found.append(engine.generate(**body)["meta_info"]["output_token_logprobs"])
     assert found[0] == found[1]
 
+
 EAGLE3 = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
 OPTIONS: list[dict[str, Any]] = [
     {},
