@@ -62,10 +62,7 @@ def load_model(
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers:
         _check_ranks(info, ranks)
-        model, num_bytes = _load_transformers(config, info, device, weight, kernels)
-        if ranks.place.attn_tp < ranks.place.tp:
-            model.attention_groups = AttentionGroups(ranks, splits_head=True)
-        return model, num_bytes
+        return _load_transformers(config, info, device, weight, kernels, ranks)
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in FP4:
         raise ConfigError(
@@ -156,7 +153,8 @@ def _load_transformers(
     device: torch.device,
     weight: torch.dtype | None,
     kernels: Kernels,
-) -> tuple[TransformersModel, int]:
+    ranks: Ranks,
+) -> tuple[Model, int]:
     """A model that runs by transformers; ConfigError for options that need a native model."""
     if config.model.quantized_as or info.decoder.pool is not None:
         raise ConfigError(
@@ -175,5 +173,7 @@ def _load_transformers(
     model: TransformersModel = make(
         info.folder, info.decoder, device, weight or "auto", kernels, config_overrides(config)
     )
+    if ranks.place.attn_tp < ranks.place.tp:
+        model.attention_groups = AttentionGroups(ranks, splits_head=True)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes

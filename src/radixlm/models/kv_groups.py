@@ -40,8 +40,9 @@ def own_kv_heads(
     for layer, block in enumerate(decoder.blocks):
         mixer = block.attention
         if isinstance(mixer, Attention) and not mixer.window and _is_plain(mixer.extras):
-            is_whole = context is None or block.shared_block is not None
-            cut = ALL_HEADS if is_whole else heads_of(mixer, context)
+            cut = ALL_HEADS
+            if context is not None and block.shared_block is None:
+                cut = heads_of(mixer, context)
             heads[layer] = (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
     return heads
 
