@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attention.paged_step import make_batch, new_rows
 from tests.fakes.attention_case import Case
+from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 from radixlm import Engine
@@ -30,7 +32,6 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.execute import ExecuteConfig
 from radixlm.config.server_config import ServerConfig
-from radixlm.distributed.groups import ALONE
 from radixlm.engine.model_info import read_model
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
@@ -261,8 +262,6 @@ def test_a_rank_has_the_lists_of_its_heads(tmp_path: Path) -> None:
     sparsity = load_sparsity(config, [GROUP], dict.fromkeys((0, 3), (4, 2, 4)))
     assert sparsity is not None
     assert sparsity.channels[3].tolist() == [[6, 7, 8, 9], [9, 10, 11, 12]]
-    with pytest.raises(ConfigError, match="--tp-size 1"):
-        load_sparsity(config, [GROUP], dict.fromkeys((0, 3), (4, 1, 4)))
 
 
 def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
@@ -273,7 +272,7 @@ def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
         enable_double_sparsity=True, ds_channel_config_path=str(path), ds_heavy_channel_num=2
     )
     decoder = describe(json.loads((cached_tiny("Llama4ForCausalLM") / "config.json").read_text()))
-    heads = own_kv_heads(decoder, ALONE.attn)
+    heads = own_kv_heads(decoder)
     assert heads == {3: (2, 0, 2)}, "the others have chunks of tokens"
     sparsity = load_sparsity(config, [GROUP], heads)
     assert sparsity is not None
@@ -283,7 +282,7 @@ def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
     stage = load_sparsity(config, [replace(WINDOW, layers=(0, 1))], heads)
     assert stage is not None, "layer 3 is another rank's"
     assert (stage.channels, stage.digest) == ({}, sparsity.digest)
-    assert stage.width(WINDOW) == 0
+    assert stage.width(WINDOW) == stage.width(replace(WINDOW, layers=())) == 0
 
 
 @pytest.mark.parametrize(
@@ -291,7 +290,7 @@ def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
 )
 def test_layers_with_an_index_of_their_own_stay_as_they_are(arch: str, full: list[int]) -> None:
     decoder = describe(json.loads((cached_tiny(arch) / "config.json").read_text()))
-    assert list(own_kv_heads(decoder, ALONE.attn)) == full
+    assert list(own_kv_heads(decoder)) == full
 
 
 @pytest.mark.parametrize(
@@ -360,6 +359,36 @@ def test_int4_rows_of_any_heads(dim: int) -> None:
 
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+@needs_cpu
+def test_tokens_in_turn_that_become_sparse(tmp_path: Path) -> None:
+    options = _channels_of_radix_tiny(tmp_path) | {"max_total_tokens": 512, "log_level": "error"}
+    options |= {"ds_heavy_token_num": 4, "ds_sparse_decode_threshold": 24}
+    sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    found = []
+    for steps in (1, 16):
+        with Engine(**options, num_continuous_decode_steps=steps) as engine:
+            found.append(engine.generate("Once upon a time", sampling)["output_ids"])
+    assert found[0] == found[1]
+
+
+@needs_cpu
+def test_more_ranks_than_kv_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queries of a KV head choose together, whatever the number of ranks."""
+    options = _channels_of_radix_tiny(tmp_path) | {"max_total_tokens": 512, "log_level": "error"}
+    body: dict[str, Any] = {
+        "prompt": TEXT[:180],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},
+        "return_logprob": True,
+    }
+    found = []
+    for make, ranks in ((Engine, {}), (partial(thread_engine, monkeypatch, True), {"tp_size": 3})):
+        with make(**options, **ranks) as engine:
+            found.append(engine.generate(**body)["meta_info"]["output_token_logprobs"])
+    assert found[0] == found[1]
+
+
 EAGLE3 = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
 OPTIONS: list[dict[str, Any]] = [
     {},

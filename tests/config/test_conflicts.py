@@ -56,7 +56,7 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
 @pytest.mark.parametrize(
     ("bad", "good", "message"),
     [
-        (NODES | {"tp_size": 1}, {"tp_size": 2}, "--nnodes 2 must divide"),
+        (NODES | {"tp_size": 1}, {"tp_size": 2}, "--nnodes 2 does not divide"),
         ({"node_rank": 1}, NODES, "--node-rank 1"),
         (NODES | {"dist_init_addr": None}, {"dist_init_addr": "h:1"}, "needs --dist-init-addr"),
         (NODES | {"cluster_secret_file": None}, NODES, "needs --cluster-secret-file FILE"),
@@ -67,9 +67,9 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
             {"dist_init_addr": "127.0.0.1:1"},
             "ranks of other hosts cannot reach --host 127.0.0.1",
         ),
-        ({"ep_size": 2}, {"tp_size": 2}, "--ep-size 2 must divide --tp-size 1"),
+        ({"ep_size": 2}, {"tp_size": 2}, "= 1: 1 does, or 2 with --tp-size = 2"),
         ({"moe_dense_tp_size": 2}, {"tp_size": 2}, "--moe-dense-tp-size 2: 1 and --tp-size 1 work"),
-        ({"enable_dp_attention": True, "tp_size": 4, "dp_size": 3}, {"dp_size": 4}, "got 3"),
+        ({"enable_dp_attention": True, "tp_size": 4, "dp_size": 3}, {"dp_size": 4}, "= 4: 2 does"),
         (
             {"enable_dp_lm_head": True},
             {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2},

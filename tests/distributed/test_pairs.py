@@ -126,6 +126,18 @@ def together(engine: Engine, bodies: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
+def compare(world: World, shared: bool, monkeypatch: pytest.MonkeyPatch, count: int = 8) -> None:
+    """Assert that a crowd of ``count`` requests gets what each gets alone on one rank."""
+    rng = random.Random(f"{world.name} {world.seed}")
+    bodies = [draw(rng, world) for _ in range(count)]
+    wanted = alone(world, bodies)
+    flags = SIZES | world.numbers | world.ranks | world.others
+    with thread_engine(monkeypatch, shared, model_path=world.path, **flags) as engine:
+        got = together(engine, bodies)
+    for body, ours, single in zip(bodies, got, wanted, strict=True):
+        assert ours == single, body
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
 def test_a_crowd_on_ranks_gets_the_bits_of_each_alone(
@@ -135,11 +147,11 @@ def test_a_crowd_on_ranks_gets_the_bits_of_each_alone(
     memory; these round otherwise."""
     if not shared:
         monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
-    rng = random.Random(f"{world.name} {world.seed}")
-    bodies = [draw(rng, world) for _ in range(8)]
-    wanted = alone(world, bodies)
-    flags = SIZES | world.numbers | world.ranks | world.others
-    with thread_engine(monkeypatch, shared, model_path=world.path, **flags) as engine:
-        got = together(engine, bodies)
-    for body, ours, single in zip(bodies, got, wanted, strict=True):
-        assert ours == single, body
+    compare(world, shared, monkeypatch)
+
+
+def test_groups_of_a_model_that_runs_by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank has the whole model, and runs it on the tokens of its group."""
+    numbers = {"model_impl": "transformers"}
+    world = World("transformers", "Qwen3ForCausalLM", DP2, numbers, {**NGRAM, **SMALL_POOL})
+    compare(world, True, monkeypatch, count=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ from radixlm.lora.registry import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.cluster import NodeFacts
 from radixlm.wire.cluster_socket import local_address, read_secret, split_address
+from radixlm.wire.curve import fingerprint
 
 SECRET = "correct horse battery staple"
 FACTS = NodeFacts("a", "0.1", "c0ffee", "/models/m", "127.0.0.1", {"tp_size": 2, "nnodes": 2})
@@ -418,9 +420,10 @@ def test_another_secret_is_told_on_both_ends(
 ) -> None:
     hub = make_hub()
     outcome = run(hub, secret="another secret of some length").join()
-    assert "--cluster-secret-file holds another secret" in str(outcome)
+    told = "--cluster-secret-file holds another secret (the one here has fingerprint "
+    assert f"{told}{fingerprint('another secret of some length')})" in str(outcome)
     hub.timeout_s = 2 * nodes.BEAT_S  # it counts once a beat
-    with pytest.raises(ConfigError, match="A peer was refused whose --cluster-secret-file"):
+    with pytest.raises(ConfigError, match=re.escape(f"{told}{fingerprint(SECRET)})")):
         hub.wait()
 
 
@@ -446,9 +449,11 @@ def test_a_port_in_use_and_addresses_that_are_none() -> None:
             Hub(f"127.0.0.1:{port}", SECRET, FACTS, 2)
     with pytest.raises(ConfigError, match="an address of node 0"):
         Hub("192.0.2.1:5000", SECRET, FACTS, 2)
-    for bad in ("127.0.0.1", "127.0.0.1:x", "no such host:1"):
+    for bad in ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":5000"):
         with pytest.raises(ConfigError, match=r"10\.0\.0\.1:5000 has the form"):
             split_address(bad)
+    with pytest.raises(ConfigError, match=r"no such host:1: .*; a name that is known"):
+        split_address("no such host:1")
     assert local_address("127.0.0.1:5000") == "127.0.0.1"
     assert split_address("[::1]:5000") == ("::1", 5000)
 
@@ -459,6 +464,17 @@ def test_a_node_without_node_0_gives_up_and_says_so() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
         agent = NodeAgent(address, SECRET, FACTS, 1, {}, timeout_s=0.0)
         with pytest.raises(ConfigError, match=f"{address}: no answer within 0 s; start node 0"):
+            agent.run()
+
+
+def test_another_program_at_the_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_agent, "BEAT_S", 0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        agent = NodeAgent(address, SECRET, FACTS, 1, {}, timeout_s=0.1)
+        with pytest.raises(ConfigError, match=f"{address}: what listens there has not answered"):
             agent.run()
 
 

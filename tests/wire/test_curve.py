@@ -10,6 +10,7 @@ import zmq
 from radixlm.base.errors import ConfigError
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
+from radixlm.wire.curve import private_keys, remember
 from radixlm.wire.replies import Failed
 from radixlm.wire.requests import AbortRequest
 
@@ -40,6 +41,17 @@ def test_both_ends_with_the_secret_talk(server: tuple[ZmqChannel, str]) -> None:
     assert mine.receive(30.0) == [AbortRequest(("a",))]
     mine.send(Failed("x", "y"))
     assert peer.receive(30.0) == [Failed("x", "y")]
+    peer.close()
+
+
+def test_keys_that_were_derived_by_another_process_are_used(
+    server: tuple[ZmqChannel, str],
+) -> None:
+    mine, address = server
+    remember("a secret without keys of its own", private_keys(SECRET))
+    peer = ZmqChannel(address, intake_codec(), False, "a secret without keys of its own")
+    peer.send(AbortRequest(("a",)))
+    assert mine.receive(30.0) == [AbortRequest(("a",))]
     peer.close()
 
 

@@ -117,9 +117,13 @@ def conflict_problems(config: ServerConfig) -> Iterator[str]:
 def rank_problems(config: ServerConfig) -> Iterator[str]:
     """Ranks must divide evenly over nodes, replicas and experts."""
     p = config.parallel
-    ranks = p.tp_size * p.pp_size
-    if ranks % p.nnodes:
-        yield f"--nnodes {p.nnodes} must divide --tp-size x --pp-size = {ranks}"
+    try:
+        load("radixlm.distributed.topology:Topology")(
+            p.tp_size, p.pp_size, p.dp_size if p.enable_dp_attention else 1, p.ep_size,
+            nnodes=p.nnodes,
+        )  # fmt: skip
+    except ConfigError as error:
+        yield str(error)
     if p.node_rank >= p.nnodes:
         yield f"--node-rank {p.node_rank} must be below --nnodes {p.nnodes}"
     is_placed_here = p.nnodes > 1 and not p.use_ray
@@ -133,8 +137,6 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
             f"--nnodes {p.nnodes}: a replica of several nodes has a server of its own: --dp-size 1 "
             "works, and a load balancer before the servers"
         )
-    if p.tp_size % p.ep_size:
-        yield f"--ep-size {p.ep_size} must divide --tp-size {p.tp_size}"
     yield from _expert_problems(p)
     if p.moe_dense_tp_size not in (None, 1, p.tp_size):
         yield f"--moe-dense-tp-size {p.moe_dense_tp_size}: 1 and --tp-size {p.tp_size} work"
@@ -156,11 +158,6 @@ def _bootstrap_problems(config: ServerConfig) -> Iterator[str]:
 def attention_group_problems(config: ServerConfig) -> Iterator[str]:
     """Groups of ranks that attend to requests of their own."""
     p = config.parallel
-    if p.enable_dp_attention and p.tp_size % p.dp_size:
-        yield (
-            f"--enable-dp-attention needs a --dp-size that divides --tp-size {p.tp_size}, "
-            f"got {p.dp_size}"
-        )
     if p.enable_dp_lm_head and not p.enable_dp_attention:
         yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
 

@@ -60,7 +60,10 @@ class Topology(Record):
             if parts < 1 or whole % parts:
                 works = [n for n in range(1, whole + 1) if whole % n == 0]
                 nearest = min(works, key=lambda n: abs(n - parts))
-                raise ConfigError(f"{flag} {parts} does not divide {of} = {whole}: {nearest} does")
+                raise ConfigError(
+                    f"{flag} {parts} does not divide {of} = {whole}: {nearest} does, or {parts} "
+                    f"with {of} = {-(-whole // parts) * parts}"
+                )
 
     @property
     def world(self) -> int:

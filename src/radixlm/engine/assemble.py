@@ -79,7 +79,7 @@ from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.live_feed.step_recorder import StepRecorder
 from radixlm.media.encoder_cache import EncoderCache, NoEncoder
-from radixlm.models.build import Model
+from radixlm.models.build import Model, NativeModel
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
@@ -191,7 +191,7 @@ def _make_steps(
     boot: Boot,
 ) -> _Steps:
     model, draft = loaded.model, loaded.draft
-    attn = _attention(config, info, model, loaded.kernels, device.where, peers.ranks)
+    attn = _attention(config, info, model, loaded.kernels, device.where)
     dump = open_dump(config.execute, model, peers.ranks.place.rank)
     sizes, compiled = (NO_GRAPHS, None) if dump else (
         _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
@@ -392,13 +392,12 @@ def _attention(
     model: Model,
     kernels: Kernels,
     device: torch.device,
-    ranks: Ranks,
 ) -> AttentionBackend:
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    heads = own_kv_heads(info.decoder, ranks.attn)
-    sparsity = load_sparsity(execute, model.kv_groups, heads)
+    context = model.context if isinstance(model, NativeModel) else None
+    sparsity = load_sparsity(execute, model.kv_groups, own_kv_heads(info.decoder, context))
     is_invariant = execute.enable_deterministic_inference
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity, is_invariant)
 

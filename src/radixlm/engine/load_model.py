@@ -20,6 +20,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
 from radixlm.engine.located import load_options
@@ -70,7 +71,7 @@ def load_model(
                 f"--enable-fp32-lm-head: {info.architecture} runs by transformers; leave it out, "
                 "or use --dtype float32"
             )
-        return _load_transformers(config, info, device, weight, kernels)
+        return _load_transformers(config, info, device, weight, kernels, ranks)
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in FP4:
         raise ConfigError(
@@ -90,6 +91,7 @@ def load_model(
         place_experts=place_experts,
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
+        cuts_kv_heads=not config.execute.enable_double_sparsity,  # its queries choose together
     )
     with offloading(config, model), noting_contents(model):
         report = fill(model, config, info, device, packed, source)
@@ -128,14 +130,10 @@ def _check_ranks(info: ModelInfo, ranks: Ranks) -> None:
     """ConfigError where a model that runs by transformers cannot be cut as asked."""
     if ranks.place.pp > 1:
         raise ConfigError(
-            f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
+            f"--pp-size: {info.architecture} runs by transformers, which computes all layers in "
+            "one call and loads them in each process, so that stages save nothing; use --pp-size 1"
         )
-    if ranks.place.attn_tp < ranks.place.tp:
-        raise ConfigError(
-            f"--enable-dp-attention: {info.architecture} runs by transformers, which has no groups "
-            "of ranks; --dp-size alone works"
-        )
-    if ranks.tp.size > 1:
+    if ranks.attn.size > 1:
         log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
 
 
@@ -180,6 +178,7 @@ def _load_transformers(
     device: torch.device,
     weight: torch.dtype | None,
     kernels: Kernels,
+    ranks: Ranks,
 ) -> tuple[Model, int]:
     """A model that runs by transformers; ConfigError for options that need a native model."""
     if config.model.quantized_as or info.decoder.pool is not None:
@@ -199,5 +198,7 @@ def _load_transformers(
     model: TransformersModel = make(
         info.folder, info.decoder, device, weight or "auto", kernels, config_overrides(config)
     )
+    if ranks.place.attn_tp < ranks.place.tp:
+        model.attention_groups = AttentionGroups(ranks, splits_head=True)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes

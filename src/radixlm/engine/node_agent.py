@@ -40,8 +40,15 @@ from radixlm.wire.cluster import (
     ToNode0,
     Welcome,
 )
-from radixlm.wire.cluster_socket import FLAG, ClusterSocket, local_address, read_secret
+from radixlm.wire.cluster_socket import (
+    FLAG,
+    ClusterSocket,
+    local_address,
+    other_secret,
+    read_secret,
+)
 from radixlm.wire.codec import Codec
+from radixlm.wire.curve import private_keys
 from radixlm.wire.pieces import Outbox, pieces
 
 log = logging.getLogger(__name__)
@@ -156,14 +163,23 @@ class NodeAgent:
             self._socket.count_handshakes()
             if self._socket.num_refused >= MAX_HANDSHAKES:
                 raise ConfigError(
-                    f"{FLAG} {self.address} closed the connection: its --cluster-secret-file holds "
-                    "another secret, or the port is another program's"
+                    f"{FLAG} {self.address} closed the connection: {other_secret(self._secret)}, "
+                    "or the port is another program's"
                 )
             if time.monotonic() - began_s > self._timeout_s:
-                raise ConfigError(
-                    f"{FLAG} {self.address}: no answer within {self._timeout_s:g} s; start node 0 "
-                    "there, or wait longer with --dist-timeout"
-                )
+                raise ConfigError(self._why_unanswered())
+
+    def _why_unanswered(self) -> str:
+        within = f"within {self._timeout_s:g} s"
+        if self._socket.is_connected:
+            return (
+                f"{FLAG} {self.address}: what listens there has not answered {within}: another "
+                "program has the port, or node 0 hangs"
+            )
+        return (
+            f"{FLAG} {self.address}: no answer {within}; start node 0 there, or wait longer with "
+            "--dist-timeout"
+        )
 
     def _serve(self) -> bool:
         """Obey node 0 until it is lost (False), or this agent is to end (True)."""
@@ -238,7 +254,7 @@ class NodeAgent:
                 process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
                 self.ranks[int(startup["rank"])] = process
                 startup = {**startup, "options": {**startup["options"], **self._options}}
-                startup["memory"] = memory
+                startup |= {"memory": memory, "curve_keys": private_keys(self._secret)}
                 process.start(startup, segment, self._generation)
                 log.info("started rank %d, process %d", startup["rank"], process.pid)
         except OSError as error:  # no room for a process: node 0 starts another replica

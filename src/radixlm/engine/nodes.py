@@ -41,7 +41,7 @@ from radixlm.wire.cluster import (
     ToNode0,
     Welcome,
 )
-from radixlm.wire.cluster_socket import FLAG, ClusterSocket
+from radixlm.wire.cluster_socket import FLAG, ClusterSocket, other_secret
 from radixlm.wire.codec import Codec, MalformedMessage
 from radixlm.wire.pieces import Outbox
 
@@ -87,6 +87,7 @@ class Hub:
         self._changed = threading.Condition()
         self._is_closed = False
         self._socket = ClusterSocket(address, secret, bind=True)
+        self._other_secret = other_secret(secret)
         self._woken, self._wake = socket.socketpair()
         self.address = self._socket.address
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
@@ -217,7 +218,7 @@ class Hub:
         self._socket.count_handshakes()
         if self._socket.num_refused and self._num_refused < 10:
             self._num_refused += 1
-            log.warning("%s: a peer without the cluster's secret was refused", self.address)
+            log.warning("%s: a peer was refused: %s", self.address, self._other_secret)
         for node, member in list(self.members.items()):
             self._send(Beat(self.generation), member.identity)
             if is_late:  # this process stood still: others' beats may lie unread
@@ -294,7 +295,7 @@ class Hub:
         listed = ", ".join(map(str, missing))
         hint = f" The last one that tried: {self._last_refusal}." if self._last_refusal else ""
         if self._num_refused and not hint:
-            hint = " A peer was refused whose --cluster-secret-file holds another secret."
+            hint = f" A peer was refused: {self._other_secret}."
         return (
             f"{FLAG} {self.address}: node {listed} of {self.nnodes} has not joined within "
             f"{self.timeout_s:g} s.{hint} Start it with the same command and --node-rank "

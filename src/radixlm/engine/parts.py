@@ -46,7 +46,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.block_draft import BlockDraft
-from radixlm.models.build import Model, head_of
+from radixlm.models.build import Model, attention_groups_of, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.draft_heads import DraftHead
 from radixlm.models.dump import TensorDump
@@ -171,7 +171,7 @@ def make_runner(
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None
     is_piped = pipeline is not None and pipeline.place.rank == 0
-    groups = model.context.attention_groups if isinstance(model, DecoderModel) else None
+    groups = attention_groups_of(model)
     more: dict[str, Any] = {"last": pipeline} if is_piped else {}
     kind: type[Runner] = PipelinedRunner if is_piped else Runner
     if groups is not None:

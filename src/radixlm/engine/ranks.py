@@ -35,6 +35,7 @@ from radixlm.scheduler.loop import Executor
 from radixlm.warm_restart.digests import DigestsOfHosts, GroupDigests, answer_digests
 from radixlm.weight_updates.tensor_spool import TensorSpool
 from radixlm.wire.cluster_socket import local_address, read_secret
+from radixlm.wire.curve import remember
 from radixlm.wire.pieces import pieces, read_pieces
 from radixlm.wire.weights import WeightsSource
 
@@ -297,6 +298,8 @@ class LeaderLink(Peers):
         self._generation = generation.decode()
         self._config, self._copies = config, WeakSet[TensorSpool | Spool]()
         if config.parallel.nnodes > 1:
+            if keys := startup.get("curve_keys"):  # of a rank that an agent started
+                remember(read_secret(config.parallel.cluster_secret_file), keys)
             with self._values() as values:
                 self.ranks = _over_hosts(self.ranks, config, values, self._generation)
 

@@ -54,6 +54,8 @@ def heads_of(spec: Attention, context: LayerContext) -> HeadCut:
     )
     if is_joint or spec.qk_norm == "row" or not context.cuts_heads:
         return ALL_HEADS
+    if not context.cuts_kv_heads and context.ranks.attn.size > spec.kv_heads:
+        return ALL_HEADS
     width = math.gcd(spec.head_dim, spec.v_dim)
     together = context.scheme.rows_together(BLOCK) // math.gcd(BLOCK, width)
     return cut_heads(spec.heads, spec.kv_heads, context.ranks.attn, max(together, 1))

@@ -22,6 +22,7 @@ class LayerContext(Record):
     scheme: Scheme = field(default_factory=Scheme)
     ranks: Ranks = ALONE
     cuts_heads: bool = True  # else each rank has all heads of an attention
+    cuts_kv_heads: bool = True  # else the queries of a KV head stay on one rank
     attention_groups: AttentionGroups | None = None  # with data-parallel attention
     cuts_dense: bool = True  # else each rank has the dense feed-forwards of blocks whole
     cuts_output_head: bool = True  # else each rank has the whole output head

@@ -45,6 +45,7 @@ def build_model(
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
     moe_dense_tp: int | None = None,
     cuts_output_head: bool = True,
+    cuts_kv_heads: bool = True,
 ) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
@@ -52,7 +53,8 @@ def build_model(
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
     an even part unless given. ``moe_dense_tp`` 1: each rank has the dense feed-forwards of a
-    mixture of experts whole; without ``cuts_output_head`` each has the whole output head.
+    mixture of experts whole; without ``cuts_output_head`` each has the whole output head, without
+    ``cuts_kv_heads`` the queries of a KV head are not divided.
     With ``splits_head``, a group of data-parallel attention computes the logits of its own tokens.
     ConfigError for more ranks than attention heads.
     """
@@ -62,7 +64,7 @@ def build_model(
     groups = AttentionGroups(ranks, splits_head) if ranks.place.attn_tp < ranks.place.tp else None
     context = LayerContext(
         kernels, device, compute_dtype, scheme, ranks, attention_groups=groups,
-        cuts_output_head=cuts_output_head,
+        cuts_output_head=cuts_output_head, cuts_kv_heads=cuts_kv_heads,
     )  # fmt: skip
     if moe_dense_tp == 1 and any(isinstance(block.ffn, Moe) for block in decoder.blocks):
         context = replace(context, cuts_dense=False)
@@ -113,6 +115,13 @@ def place_evenly(mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
     """Give each rank an even part of the experts."""
     for layer in mixtures:
         layer.split(layer.even_split(ranks))
+
+
+def attention_groups_of(model: Model) -> AttentionGroups | None:
+    """Those of data-parallel attention; None without."""
+    if isinstance(model, NativeModel):
+        return model.context.attention_groups
+    return model.attention_groups
 
 
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:

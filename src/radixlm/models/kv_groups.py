@@ -10,10 +10,9 @@ from radixlm.arch.spec import (
     ParallelHybrid,
 )
 from radixlm.base.record import replace
-from radixlm.distributed.groups import Group
 from radixlm.layers.attention import heads_of, local_heads
 from radixlm.layers.context import LayerContext
-from radixlm.layers.placement import cut_heads
+from radixlm.layers.placement import ALL_HEADS
 from radixlm.pools.group import KvGroup
 
 # window, KV heads, head dim, v dim, latent, compress ratio (0: a row a token)
@@ -32,14 +31,18 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
 
 
-def own_kv_heads(decoder: Decoder, group: Group) -> dict[int, tuple[int, int, int]]:
+def own_kv_heads(
+    decoder: Decoder, context: LayerContext | None = None
+) -> dict[int, tuple[int, int, int]]:
     """Of each layer whose tokens attend to all before them by one kernel: KV heads of the whole
-    model, and this rank's first and the one behind them."""
+    model, and this rank's first and the one behind them. Without a ``context`` each has all."""
     heads = {}
     for layer, block in enumerate(decoder.blocks):
         mixer = block.attention
         if isinstance(mixer, Attention) and not mixer.window and _is_plain(mixer.extras):
-            cut = cut_heads(mixer.heads, mixer.kv_heads, group)
+            cut = ALL_HEADS
+            if context is not None and block.shared_block is None:
+                cut = heads_of(mixer, context)
             heads[layer] = (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
     return heads
 

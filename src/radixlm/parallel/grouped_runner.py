@@ -7,7 +7,7 @@ Legend: T tokens of the step, R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCop
 
 if TYPE_CHECKING:
     from radixlm.models.decoder import DecoderModel
+    from radixlm.models.transformers_backend.model import TransformersModel
+
+    GroupedLayers: TypeAlias = DecoderModel | TransformersModel
 
 
 class _Order:
@@ -59,7 +62,7 @@ class _Order:
 class GroupedModel:
     """Runs the layers on the tokens of one group, and the head on the rows of all."""
 
-    def __init__(self, model: DecoderModel, groups: AttentionGroups, vocab: int) -> None:
+    def __init__(self, model: GroupedLayers, groups: AttentionGroups, vocab: int) -> None:
         self._model, self._groups, self.vocab = model, groups, vocab
         self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int32), 1)
         self.rows_of_tokens = self.rows.places  # of the step
@@ -120,7 +123,7 @@ class GroupedRunner(Runner):
         self,
         parts: RunnerParts,
         options: RunnerOptions,
-        model: DecoderModel,
+        model: GroupedLayers,
         groups: AttentionGroups,
         slots_per_group: int,
     ) -> None:

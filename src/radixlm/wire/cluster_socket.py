@@ -11,10 +11,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
-from radixlm.wire.curve import MIN_CHARS, secure
+from radixlm.wire.curve import MIN_CHARS, fingerprint, secure
 
 FLAG = "--dist-init-addr"
-RECONNECT_MS = 200
+RECONNECT_MS = 30  # zmq adds up to as much
 _MAX_BYTES = 16 << 20  # what nodes say to node 0 is short
 _OF_NODE0 = {
     zmq.ROUTER_HANDOVER: 1,
@@ -22,6 +22,10 @@ _OF_NODE0 = {
     zmq.MAXMSGSIZE: _MAX_BYTES,
     zmq.HANDSHAKE_IVL: 5000,
 }
+_SECRET_WORKS = (
+    f"nodes need a file with the same secret of at least {MIN_CHARS} characters; "
+    "`openssl rand -hex 32 > FILE` makes one"
+)
 _FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -34,25 +38,34 @@ def read_secret(path: str | None) -> str:
     flag = f"--cluster-secret-file {path}" if path else "--cluster-secret-file is not set"
     try:
         secret = Path(path).read_text(encoding="utf-8").strip() if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag}: not a text") from error
+    except OSError as error:
+        raise ConfigError(f"{flag}: {error.strerror}; {_SECRET_WORKS}") from error
     if len(secret) < MIN_CHARS:
-        raise ConfigError(
-            f"{flag}: nodes need a file with the same secret of at least {MIN_CHARS} characters; "
-            "`openssl rand -hex 32 > FILE` makes one"
-        )
+        raise ConfigError(f"{flag}: {_SECRET_WORKS}")
     return secret
+
+
+def other_secret(secret: str) -> str:
+    """What is wrong with a peer that has not this ``secret``."""
+    own = fingerprint(secret)
+    return f"its --cluster-secret-file holds another secret (the one here has fingerprint {own})"
 
 
 def split_address(address: str) -> tuple[str, int]:
     """(IP address, port) of "host:port"; an IPv6 address stands in brackets."""
-    host, _, port = address.rpartition(":")
+    host, _, digits = address.rpartition(":")
+    port = int(digits) if digits.isdecimal() else -1
+    if not host or not 0 <= port < 1 << 16:
+        raise ConfigError(f"{FLAG} {address}: not host:port; 10.0.0.1:5000 has the form")
     try:
-        found = sockets.getaddrinfo(host.strip("[]"), int(port), type=sockets.SOCK_STREAM)
-    except (OSError, ValueError, OverflowError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "not host:port"
-        raise ConfigError(f"{FLAG} {address}: {problem}; 10.0.0.1:5000 has the form") from error
-    return str(found[0][4][0]), int(port)
+        found = sockets.getaddrinfo(host.strip("[]"), port, type=sockets.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+        works = "a name that is known on all nodes works, or an IP address"
+        raise ConfigError(f"{FLAG} {address}: {reason}; {works}") from error
+    return str(found[0][4][0]), port
 
 
 def local_address(address: str) -> str:
@@ -69,11 +82,12 @@ def local_address(address: str) -> str:
 
 class ClusterSocket:
     """A ROUTER at ``address``, or a DEALER that connects to it. Not to be used by two threads at
-    once. ``num_refused``: handshakes that failed since the last one that did not."""
+    once. ``num_refused``: handshakes that failed since the last one that did not; ``is_connected``:
+    whether something listens at the address, after ``count_handshakes``."""
 
     def __init__(self, address: str, secret: str, bind: bool, identity: bytes = b"") -> None:
         host, port = split_address(address)
-        self.num_refused = 0
+        self.num_refused, self.is_connected = 0, False
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(
             zmq.ROUTER if bind else zmq.DEALER
         )
@@ -84,14 +98,16 @@ class ClusterSocket:
         if identity:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         secure(self.socket, secret, is_server=bind)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILED)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        events |= sum(_FAILED)
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
         where = f"tcp://{url_host(host)}:{port}"
         try:
             (self.socket.bind if bind else self.socket.connect)(where)
         except zmq.ZMQError as error:
             self.close()
-            works = "another port works" if error.errno == zmq.EADDRINUSE else ""
+            works = "another port works; of the nodes, only --node-rank 0 listens"
+            works = works if error.errno == zmq.EADDRINUSE else ""
             works = works or "give an address of node 0 that the other nodes reach"
             raise ConfigError(
                 f"{FLAG} {address}: {os.strerror(error.errno or 0)}; {works}"
@@ -125,6 +141,8 @@ class ClusterSocket:
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
             self.num_refused += event in _FAILED
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+                self.is_connected = event == zmq.EVENT_CONNECTED
             is_lost |= event == zmq.EVENT_DISCONNECTED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.num_refused, is_reached = 0, True

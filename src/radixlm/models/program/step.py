@@ -168,7 +168,7 @@ class StepProgram:
         token; fewer than P places where no sequence needs more. None where another pass needs more
         than the next position."""
         has_table = all(isinstance(maker, StaticRope) for maker in self._ropes.makers)
-        if not has_table or self.backend.sparse is not None or batch.states is not None:
+        if not has_table or self._gets_sparse(batch, how) or batch.states is not None:
             return None
         if self._num_logits == 0 or self._builder.attention_groups is not None or batch.carried:
             return None
@@ -190,6 +190,12 @@ class StepProgram:
         draws.ends = list(how.ends)
         passes = self._program.go_on(step, draws)
         return tokens_PS[:passes], is_bad_PS[:passes]
+
+    def _gets_sparse(self, batch: ForwardBatch, how: Continuation) -> bool:
+        """Whether a token is or becomes sparse, which the passes do not know."""
+        sparsity = self.backend.sparsity
+        longest = int(batch.kv_len_S.max()) + how.rows.shape[0] - 1
+        return sparsity is not None and longest > sparsity.first_position
 
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None

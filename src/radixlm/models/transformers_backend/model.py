@@ -24,6 +24,7 @@ from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.models.kv_groups import kv_groups
@@ -40,7 +41,11 @@ _NUMBERS = itertools.count()
 
 
 class TransformersModel:
-    """A Hugging Face model with the interface of ``DecoderModel``."""
+    """A Hugging Face model with the interface of ``DecoderModel``. Each rank has all of it; with
+    ``attention_groups`` it runs on the tokens of its group alone."""
+
+    pipeline = taps = None
+    attention_groups: AttentionGroups | None = None
 
     def __init__(
         self,
@@ -140,6 +145,8 @@ class TransformersModel:
         if self._softcap:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
+
+    stage_logits = logits
 
     def _attend(
         self,
