@@ -35,6 +35,7 @@ ARGUMENTS = {  # of calls that need some
     "load_lora_adapter_from_tensors": ("a", {}, {}),
     "unload_lora_adapter": ("a",),
     "close_session": ("a",),
+    "save_sharded_model": ("folder",),
     "update_weights_from_disk": ("folder",),
     "update_weights_from_tensor": ([],),
     "init_weights_update_group": ("127.0.0.1", 1, 1, 2),

@@ -589,7 +589,9 @@ def test_every_architecture_that_pools_is_tested() -> None:
     same = {"NewForSequenceClassification", "EmbeddingGemmaModel", "CLIPTextModelWithProjection"}
     same |= {"GteNewForSequenceClassification"} | {n for n in known if n.endswith("ForMaskedLM")}
     # tests of their own
-    same |= {
+    same |= {n for n in known if n.endswith("ForTokenClassification")} | {
+        "SiglipModel",
+        "Siglip2Model",
         "NanbeigeForSequenceClassification",
         "VoyageQwen3BidirectionalEmbedModel",
         "JinaEmbeddingsV5Model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import zmq
 
 from radixlm.kv_events.cached_pages import PublishedPages
+from radixlm.kv_events.observers import describe
 from radixlm.kv_events.options import KvEventsOptions, server_facts
 from radixlm.kv_events.publisher import KvEventPublisher
 from radixlm.memory.pages import PageAllocator
@@ -42,7 +44,8 @@ class Server:
         self.publisher = KvEventPublisher(self.options, PAGE, boot=boot)
         self.pages = PageAllocator(120, PAGE)
         self.cache = RadixCache(self.pages, PAGE)
-        self.published = PublishedPages(self.publisher, PAGE, {}, self.cache.describe)
+        tell_all = partial(describe, self.cache)
+        self.published = PublishedPages(self.publisher, PAGE, {}, tell_all)
         self.cache.events = self.published
         self.worker = Worker("http://127.0.0.1:1")
         self.worker.state = State.READY
