@@ -43,7 +43,9 @@ def record(
         yield engine._wait(ask("stop_expert_record"))
         engine.generate(input_ids=[3, 4, 5], sampling_params=PARAMS)  # after it
         yield engine._wait(ask("expert_balance"))
-        yield engine._wait(ask("dump_expert_record"))
+        dumped = engine._wait(ask("dump_expert_record"))
+        yield dumped
+        assert dumped.ok, dumped
     (file,) = folder.glob("expert_distribution_recorder_*.json")
     assert file.stat().st_mode & 0o777 == 0o600
     yield json.loads(file.read_text())
