@@ -68,7 +68,7 @@ async def test_running_processes_are_listed() -> None:
 async def test_an_unused_process_ends() -> None:
     prestart_engines(1)
     (left,) = process._prestarted
-    process._kill_prestarted()
+    process.kill_prestarted()
     assert not process._prestarted
     assert await left.wait() < 0
     left.send_config({})

@@ -61,6 +61,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match=problem):
                 engine.save_sharded_model(**arguments)
         assert engine.generate(input_ids=PROMPT, sampling_params=SAMPLING)["output_ids"]
+    vision = {"model_path": "radix-tiny-vl", "device": "cpu"}
+    with Engine(**vision) as engine, pytest.raises(InvalidRequest, match="an encoder beside it"):
+        engine.save_sharded_model(str(tmp_path))
     with _engine(cached_tiny("Qwen3ForCausalLM"), load_format="dummy") as engine:
         with pytest.raises(InvalidRequest, match="no named tensors"):
             engine.save_sharded_model(str(tmp_path))

@@ -252,7 +252,7 @@ def load_engine(
             **controls.commands(),
             **updater.commands(),
             **WeightsChecker(updater).commands(),
-            **ShardedSaver(model, updater).commands(),
+            **ShardedSaver(model, updater, _has_encoder(config, info)).commands(),
             **commands,
             **(loader.commands() if loader else {}),
             **loaded.experts.commands(),

@@ -87,7 +87,7 @@ def prestart_engines(count: int) -> None:
     """Start ``count`` engine processes for ``take_engine_process``; the rest end with this
     process. Fewer, if the system has no room for them: the supervisor tries again."""
     if not _prestarted:
-        atexit.register(_kill_prestarted)
+        atexit.register(kill_prestarted)
     with contextlib.suppress(OSError):
         for _ in range(count):
             _prestarted.append(EngineProcess())
@@ -98,7 +98,8 @@ def take_engine_process() -> EngineProcess:
     return _prestarted.pop() if _prestarted else EngineProcess()
 
 
-def _kill_prestarted() -> None:
+def kill_prestarted() -> None:
+    """End the engine processes that nobody has taken."""
     while _prestarted:
         _prestarted.pop().kill()
 

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.packed_key import WEIGHT_SUFFIXES
 from radixlm.models.decoder import DecoderModel
 from radixlm.quant.param import Param
 from radixlm.weights.load import open_reader
-from radixlm.weights.options import DEFAULT, LoadOptions
+from radixlm.weights.options import DEFAULT, LoadOptions, is_pattern
 from radixlm.weights.param_reader import ParamReader
 
 MAX_BYTES = 5 << 30  # of a file
@@ -30,8 +30,9 @@ class ShardedSaver:
     """Of one engine. Each parameter is whole, in files of rank 0, so that any number of ranks takes
     its parts of them."""
 
-    def __init__(self, model: Any, updater: WeightUpdater) -> None:
-        self._model, self._updater = model, updater
+    def __init__(self, model: Any, updater: WeightUpdater, has_encoder: bool) -> None:
+        """``has_encoder``: of images, video or audio, whose weights are not the model's."""
+        self._model, self._updater, self._has_encoder = model, updater, has_encoder
         self._thread = ThreadPoolExecutor(1, "save weights")
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -42,16 +43,15 @@ class ShardedSaver:
         """``path``: of the folder; ``pattern``: of names, ``max_size``: bytes of a file, or None.
         InvalidRequest for models whose parameters are not all here."""
         model, source = self._model, self._updater.source
-        if not isinstance(model, DecoderModel) or not (
-            model.stage.is_first and model.stage.is_last
-        ):
+        is_whole = isinstance(model, DecoderModel) and model.stage.is_first and model.stage.is_last
+        if not is_whole or self._has_encoder:
             raise InvalidRequest(
-                "save_sharded_model: this engine has no whole native model; --pp-size 1 with a "
-                "text model works"
+                "save_sharded_model: this engine has no whole native model, or an encoder beside "
+                "it; --pp-size 1 with a text model works"
             )
         self._updater.open_source()  # InvalidRequest for weights without names
         pattern, size = args.get("pattern") or DEFAULT.pattern, args.get("max_size") or MAX_BYTES
-        if "{rank}" not in pattern or "{part}" not in pattern or "/" in pattern:
+        if not is_pattern(pattern):
             raise InvalidRequest(f"pattern: {pattern!r:.80}; {DEFAULT.pattern} works", "pattern")
         if not isinstance(size, int) or size <= 0:
             raise InvalidRequest(f"max_size: {size!r:.40} is no number of bytes", "max_size")
@@ -71,17 +71,18 @@ class ShardedSaver:
         pattern: str,
         max_bytes: int,
     ) -> Callable[[], Any]:
+        first = pattern.replace("{rank}", "0")
         try:
             target.mkdir(parents=True, exist_ok=True)
             with closing(reader):
                 sizes = [
-                    _write_part(target / pattern.format(rank=0, part=part), tensors)
+                    _write_part(target / first.replace("{part}", str(part)), tensors)
                     for part, tensors in enumerate(_parts(model, reader, max_bytes))
                 ]
             for file in folder.iterdir() if folder.is_dir() else ():
                 if file.is_file() and not file.name.endswith((*WEIGHT_SUFFIXES, ".index.json")):
                     shutil.copyfile(file, target / file.name)
-        except OSError as error:
+        except (RadixError, OSError, ValueError) as error:
             why = f"path: {target}: {error}"
             return lambda: _refuse(why)
         return lambda: {"num_files": len(sizes), "num_bytes": sum(sizes)}

@@ -5,7 +5,7 @@ import gc
 from radixlm.base.lazy import load
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.process import prestart_engines
+from radixlm.engine.process import kill_prestarted, prestart_engines
 
 
 def main(argv: list[str]) -> int:
@@ -24,4 +24,5 @@ def serve(config: ServerConfig, given: frozenset[str]) -> int:
         run = load("radixlm.entrypoints.http.server:run")
         return int(run(config, given))
     finally:
+        kill_prestarted()  # of a server that has not come to use them
         gc.enable()

@@ -5,7 +5,6 @@ writes too, or are those of a repository on Hugging Face's hub: SHA-256 of what 
 git's hash of other files.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
+from radixlm.hub.fetch import digest_of
 from radixlm.hub.folder import names_in
 from radixlm.hub.locate import Wanted, scheme_of, split_repo
 
@@ -39,23 +39,14 @@ def check_files(folder: Path, source: str, model_path: str, revision: str | None
         expected, missing = _known_to_hub(names, source or model_path, revision), []
     present = [name for name in expected if name not in missing]
     with ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(lambda name: digest_of(folder / name, expected[name]), present)
+        kinds = [expected[name].partition(":")[0] for name in present]
+        hashes = pool.map(digest_of, [folder / name for name in present], kinds)
         different = [n for n, has in zip(present, hashes, strict=True) if has != expected[n]]
     if missing or different:
         faults = [f"{name} is missing" for name in missing]
         faults += [f"{name} differs" for name in different]
         raise CheckpointError(f"{FLAG} {source or model_path}: {folder}: {', '.join(faults)}")
     return len(present)
-
-
-def digest_of(path: Path, like: str) -> str:
-    """The hash of a file, of the kind of ``like``: "sha256:..." or "git:..."."""
-    kind = like.partition(":")[0]
-    with path.open("rb") as file:
-        if kind == "sha256":
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        state = hashlib.sha1(f"blob {path.stat().st_size}\0".encode())
-        return f"git:{hashlib.file_digest(file, lambda: state).hexdigest()}"
 
 
 def _listed(file: Path) -> dict[str, str]:

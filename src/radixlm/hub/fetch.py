@@ -227,9 +227,7 @@ class _Digest:
         self.reset()
 
     def reset(self) -> None:
-        self._hash = hashlib.sha1() if self._kind == "git" else hashlib.sha256()
-        if self._kind == "git":
-            self._hash.update(f"blob {self._size}\0".encode())
+        self._hash = _new_hash(self._kind, self._size)
 
     def update(self, block: bytes) -> None:
         if self._kind:
@@ -237,3 +235,17 @@ class _Digest:
 
     def __str__(self) -> str:
         return f"{self._kind}:{self._hash.hexdigest()}" if self._kind else ""
+
+
+def _new_hash(kind: str, size: int) -> Any:
+    """Of a file of so many bytes: git's where ``kind`` is "git", else SHA-256."""
+    if kind != "git":
+        return hashlib.sha256()
+    return hashlib.sha1(f"blob {size}\0".encode())
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """The hash of a file, "sha256:..." or "git:..."."""
+    state = _new_hash(kind, path.stat().st_size)
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, lambda: state).hexdigest()}"

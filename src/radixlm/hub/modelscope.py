@@ -1,7 +1,6 @@
 """Models of ModelScope (RADIXLM_USE_MODELSCOPE, or modelscope://org/model), by its HTTP API, in the
 folders that its own library uses: MODELSCOPE_CACHE/models/org/model."""
 
-import hashlib
 import json
 import logging
 import urllib.error
@@ -14,7 +13,7 @@ from urllib.parse import urlencode
 
 from radixlm.base import env
 from radixlm.base.errors import CheckpointError, ConfigError, TransferError
-from radixlm.hub.fetch import TIMEOUT_S, Download, fetch_all
+from radixlm.hub.fetch import TIMEOUT_S, Download, digest_of, fetch_all
 from radixlm.hub.folder import lacks, model_in
 from radixlm.hub.locate import Repo, Wanted, split_repo
 from radixlm.hub.pull import fetch_wanted
@@ -108,7 +107,8 @@ class _Remote:
         for name in names:
             sha256, query = self._sha256[name], {"Revision": self._repo.revision or "master"}
             path = self.folder / name
-            if path.exists() and sha256 not in ("", _sha256_of(path)):
+            digest = f"sha256:{sha256}" if sha256 else ""
+            if path.exists() and digest and digest != digest_of(path, "sha256"):
                 path.unlink()
             path.parent.mkdir(parents=True, exist_ok=True)
             files.append(
@@ -117,15 +117,10 @@ class _Remote:
                     url=f"{self._url}?{urlencode(query | {'FilePath': name})}",
                     path=path,
                     size=self.files[name],
-                    digest=f"sha256:{sha256}" if sha256 else "",
+                    digest=digest,
                     headers=self._headers,
                     denied="set MODELSCOPE_API_TOKEN",
                 )
             )
         locks = cache_of(self._wanted) / ".locks" / self._repo.name.replace("/", "--")
         fetch_all(self._repo.name, files, locks)
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -33,7 +33,8 @@ def _is_bool(value: Any) -> bool:
     return type(value) is bool
 
 
-def _is_pattern(value: Any) -> bool:
+def is_pattern(value: Any) -> bool:
+    """Whether it may name the files of sharded_state."""
     return isinstance(value, str) and "{rank}" in value and "{part}" in value and "/" not in value
 
 
@@ -53,7 +54,7 @@ _KEYS: Final[Mapping[str, _Keys]] = {
         _FILES,
     ),
     **dict.fromkeys(("remote", "remote_instance"), _REMOTE),
-    "sharded_state": {"pattern": (_is_pattern, '"model-rank-{rank}-part-{part}.safetensors"')},
+    "sharded_state": {"pattern": (is_pattern, '"model-rank-{rank}-part-{part}.safetensors"')},
 }
 
 
