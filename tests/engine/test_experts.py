@@ -25,8 +25,6 @@ PARAMS = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # one that another test has started ahead knows nothing of the variable
-    monkeypatch.setattr("radixlm.engine.process._prestarted", [])
     monkeypatch.setenv("RADIXLM_EXPERT_RECORDER_DIR", str(tmp_path / "records"))
     return tmp_path / "records"
 

@@ -61,6 +61,8 @@ class EngineProcess:
     def send_config(self, config: dict[str, Any]) -> None:
         """Send the startup config as JSON on the process's standard input; once only."""
         assert self._popen.stdin is not None
+        if self._popen.stdin.closed:  # it was dropped
+            return
         with contextlib.suppress(BrokenPipeError), self._popen.stdin as stdin:  # it may have ended
             stdin.write(json.dumps(config).encode())
 
@@ -101,7 +103,7 @@ def take_engine_process() -> EngineProcess:
 def kill_prestarted() -> None:
     """End the engine processes that nobody has taken."""
     while _prestarted:
-        _prestarted.pop().kill()
+        _prestarted.pop().drop()
 
 
 def running_pids() -> list[int]:
