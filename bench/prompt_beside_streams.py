@@ -20,7 +20,7 @@ import numpy as np
 from radixlm.bench.offline import engine_options
 from radixlm.bench.options import Parser
 from radixlm.entrypoints.offline import Engine
-from radixlm.scheduler.pacing import TIMES, UNNOTICED_S
+from radixlm.step_sizes.pacing import TIMES, UNNOTICED_S
 
 ALONE_S = 3.0
 
