@@ -58,6 +58,7 @@ PARITY = Path(__file__).parents[2] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = (
+    "k2_spark.py",
     "own_code.py",
     "plamo.py",
     "published.py",

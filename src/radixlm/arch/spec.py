@@ -166,7 +166,8 @@ class AttentionExtras(Record):
     k_is_v: bool = False  # values are the keys before their norm and rotation
     gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: a number for
     # each channel or for each head
-    gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: 2 * sigmoid
+    # sigmoid2: 2 * sigmoid
+    gate_act: Literal["sigmoid", "softplus", "sigmoid2", "silu"] = "sigmoid"
     gate_bias: bool = False
     block_sparse: BlockSparse | None = None
     dual_chunk: DualChunk | None = None  # with a rope that has the same ``chunk``

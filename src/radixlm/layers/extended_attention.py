@@ -52,7 +52,12 @@ from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-GATES = {"sigmoid": "SIGMOID", "softplus": "SOFTPLUS", "sigmoid2": "TWICE_SIGMOID"}
+GATES = {
+    "sigmoid": "SIGMOID",
+    "softplus": "SOFTPLUS",
+    "sigmoid2": "TWICE_SIGMOID",
+    "silu": "SILU",
+}
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
@@ -437,4 +442,6 @@ class ExtendedAttentionLayer(Module):
         if act == "softplus":
             return softplus(raw.float()).to(raw.dtype)
         gate = self._kernels.sigmoid(raw)
+        if act == "silu":
+            return gate * raw
         return gate * 2 if act == "sigmoid2" else gate
