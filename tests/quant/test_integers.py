@@ -44,9 +44,9 @@ def test_quantization_configs_are_read() -> None:
     assert second == IntegerQuant("gptq", "gptq", 8, (64,))
     by_layer = parse(GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}})
     assert by_layer is not None and by_layer.bits == 0 and 32 in by_layer.groups
-    assert parse(PACKED) == IntegerQuant("compressed-tensors", "compressed", groups=(32,))
+    assert parse(PACKED) == IntegerQuant("compressed-tensors", "compressed", 4, (32,))
     w8a8 = parse(INT8)
-    assert w8a8 == IntegerQuant("compressed-tensors", "compressed", quantizes_inputs=True)
+    assert w8a8 == IntegerQuant("compressed-tensors", "compressed", 8, quantizes_inputs=True)
     marlin = parse(GPTQ | {"checkpoint_format": "marlin"})
     assert (
         marlin

@@ -110,6 +110,16 @@ def test_the_model_uses_the_stored_numbers(name: str, tmp_path: Path) -> None:
         assert float(other) < 0.02 * spread
 
 
+@pytest.mark.parametrize("bits", [3, 5, 7, 8])
+def test_rows_of_one_word_have_the_bits_of_the_config(bits: int, tmp_path: Path) -> None:
+    source = cached_tiny("LlamaForCausalLM", intermediate_size=4, num_hidden_layers=2)
+    layout = Layout("packed", bits=bits, group=0, sym=True)
+    narrow, wide = write_integers(source, tmp_path, layout)
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    got = PagedRunner(load_model(narrow)).prefill(IDS)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layers_stay_quantized(name: str, tmp_path: Path) -> None:

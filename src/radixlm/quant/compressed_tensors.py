@@ -81,8 +81,8 @@ def _parse_integers(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> 
     for layout in sorted(formats - {*_FORMATS, "mixed-precision"}):
         raise unsupported(f"compressed-tensors in the format {layout!r}", "format", _FORMATS)
     sizes: set[int] = set()
+    widths = {check_bits(NAME, one.get("num_bits", 8), BITS) for one in weights}
     for one in weights:
-        check_bits(NAME, one.get("num_bits", 8), BITS)
         strategy = str(one.get("strategy") or ("group" if one.get("group_size") else "channel"))
         if strategy not in _INTEGER_STRATEGIES:
             raise unsupported(
@@ -95,6 +95,7 @@ def _parse_integers(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> 
     return IntegerQuant(
         NAME,
         "compressed",
+        bits=widths.pop() if len(widths) == 1 else 0,
         groups=tuple(sorted(sizes | {inputs} - {0})),
         block_rows=rows,
         quantizes_inputs=any(isinstance(g.get("input_activations"), dict) for g in groups),

@@ -26,10 +26,10 @@ _ROUND_PACKINGS = (
 
 
 class IntegerQuant(StoredQuant):
-    """How integers are stored. ``bits``: 0 if it follows from the tensors' shapes. ``groups``:
-    numbers of inputs that may share a scale, beside whole rows. ``block_rows``: rows that share
-    one. ``zero_shift``: added to a stored zero point. ``quantizes_inputs``: the checkpoint was made
-    for activations in 8 bits."""
+    """How integers are stored. ``bits``: 0 if it follows from the tensors' shapes; in the layout
+    "compressed" it decides where several fit. ``groups``: numbers of inputs that may share a scale,
+    beside whole rows. ``block_rows``: rows that share one. ``zero_shift``: added to a stored zero
+    point. ``quantizes_inputs``: the checkpoint was made for activations in 8 bits."""
 
     layout: Layout
     bits: int = 0

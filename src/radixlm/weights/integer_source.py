@@ -129,12 +129,14 @@ class IntegerSource(PartsSource):
         if len(sizes) != 2 or sizes[0] != words.shape[0]:
             raise ValueError(f"{self._name(weight, 'weight_shape')} says {sizes}")
         num_in = int(sizes[1])
-        for bits in (4, 8, *BITS):
-            if -(-num_in * bits // 32) == words.shape[1]:
-                return bits, unpack(words, bits)[:, :num_in]
-        for bits in BITS:  # as versions before 0.13 packed 3, 5 and 6 bits
-            if -(-num_in // (32 // bits)) == words.shape[1]:
-                return bits, unpack_padded(words, bits)[:, :num_in]
+        known = self._quant.bits  # few inputs fill as many words in other bits
+        for choice in ((known,) if known else (), (4, 8, *BITS)):
+            for bits in choice:
+                if -(-num_in * bits // 32) == words.shape[1]:
+                    return bits, unpack(words, bits)[:, :num_in]
+            for bits in choice:  # as versions before 0.13 packed 3, 5 and 6 bits
+                if -(-num_in // (32 // bits)) == words.shape[1]:
+                    return bits, unpack_padded(words, bits)[:, :num_in]
         raise ValueError(
             f"{self._name(weight, _PACKED)} {list(words.shape)} holds no {sizes} numbers of 2 to 8 "
             "bits"
