@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,29 @@ def test_signal_drains_and_exits_0(signum: int) -> None:
         assert rest[-1] == "data: [DONE]"
         last = json.loads(rest[-2][6:])
         assert last["meta_info"]["finish_reason"]["type"] == "length"
+        assert server.process.wait(120) == 0
+
+
+def test_a_second_signal_tells_what_runs_and_exits_0() -> None:
+    with RunningServer(model=str(cached_tiny("Qwen3ForCausalLM"))) as server:
+        server.post("/slow_down", forward_sleep_time=0.5)
+        with ThreadPoolExecutor() as pool:
+            whole = pool.submit(server.post, "/generate", **_body(9, new=100))
+            body = {**_body(9, new=100), "stream": True}
+            with server.client.stream("POST", "/generate", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                server.wait_for(lambda: server.info()["num_running_reqs"] == 2)
+                server.process.send_signal(signal.SIGTERM)
+                server.wait_for(lambda: any("draining, 2 requests" in line for line in server.log))
+                server.process.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            end = json.loads(rest[-2][6:])["meta_info"]["finish_reason"]
+            assert (end["status_code"], end["message"]) == (503, "the server shut down")
+            answer = whole.result()
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["message"] == "the server shut down"
         assert server.process.wait(120) == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -97,3 +98,28 @@ async def test_without_room_no_process_is_prestarted(monkeypatch: pytest.MonkeyP
         patch.setattr(process.subprocess, "Popen", full)
         prestart_engines(2)
     assert process._prestarted == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's choice is Linux's")
+async def test_without_memory_the_kernel_ends_the_engine_and_not_the_server() -> None:
+    """What the engine forks has the same score."""
+    path = Path("/proc/self/oom_score_adj")
+    mine = int(path.read_text())
+    score = "int(open('/proc/self/oom_score_adj').read())"
+    code = f"import os, sys; sys.stdin.read(); pid = os.fork(); found = {score} == {mine} + 200; "
+    code += "os._exit(not found) if not pid else sys.exit(os.waitpid(pid, 0)[1] or not found)"
+    child = EngineProcess((sys.executable, "-S", "-c", code))
+    child.send_config({})
+    assert await child.wait() == 0 and int(path.read_text()) == mine
+
+
+async def test_an_engine_starts_where_scores_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path, text: str) -> int:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    child = EngineProcess()
+    child.send_config({"end": 7})
+    assert await child.wait() == 7

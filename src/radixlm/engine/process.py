@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +24,10 @@ from radixlm.engine.rank_processes import COMMAND, OPENMP_ENVIRONMENT
 
 _prestarted: list[EngineProcess] = []
 _started: WeakSet[EngineProcess] = WeakSet()
+# added to the engine's /proc/PID/oom_score_adj: where memory runs out, thousandths of it by which
+# the engine counts as larger. The kernel then ends the engine, whose requests go on in the next
+# one, and not the server that holds them
+OOM_SCORE = 200
 
 
 class EngineProcess:
@@ -43,6 +48,7 @@ class EngineProcess:
             pass_fds=descriptors,
         )
         self.pid = self._popen.pid
+        _make_first_victim(self.pid)
         _started.add(self)
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
         self._ended: Future[int] = Future()
@@ -83,6 +89,14 @@ class EngineProcess:
     async def wait(self) -> int:
         """Wait for the end of the process; its exit status."""
         return await asyncio.wrap_future(self._ended)
+
+
+def _make_first_victim(pid: int) -> None:
+    """Have the kernel end the process, or what it forks, before this one if memory runs out."""
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or it has ended
+        mine = int(Path("/proc/self/oom_score_adj").read_text())
+        score = min(1000, mine + OOM_SCORE)
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
 def prestart_engines(count: int) -> None:

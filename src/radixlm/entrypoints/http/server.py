@@ -286,8 +286,7 @@ class Server:
         self.num_signals += 1
         if self.num_signals > 1:
             log.warning("second signal: stopping at once")
-            self.engine.intake.leaving.set()
-            self._stop_now()
+            self._spawn(self._drain_within(0.0))
             return
         name = signal.Signals(signum).name
         running = len(self.engine.intake.requests)
@@ -297,7 +296,11 @@ class Server:
     async def _drain(self) -> None:
         self.engine.intake.leaving.set()
         await load("radixlm.entrypoints.http.app:stop_background")(self.state)
-        await self.engine.intake.drain(self.config.serve.drain_timeout)
+        await self._drain_within(self.config.serve.drain_timeout)
+
+    async def _drain_within(self, limit_s: float) -> None:
+        """Stop after so long at most; what still runs then is told so, with a 503."""
+        await self.engine.intake.drain(limit_s)
         self._stop_now()
 
     def _stop_now(self) -> None:
