@@ -4,7 +4,7 @@ RadixError
 ├── ConfigError          bad or impossible options: exit 2, names the flag and a value that works
 ├── CheckpointError      weights do not fit the description: exit 2, names both sides
 ├── RequestError         an error of the client; ``status`` is the HTTP status
-│   ├── InvalidRequest   400; ``param`` names the field
+│   ├── InvalidRequest   400; ``param`` names the field; a ValueError too
 │   │   └── PromptTooLong
 │   ├── Unauthorized     401
 │   ├── Forbidden        403
@@ -83,8 +83,8 @@ class RequestError(RadixError):
         self.retry_after_s = retry_after_s
 
 
-class InvalidRequest(RequestError):
-    """A field has a value that cannot be served."""
+class InvalidRequest(RequestError, ValueError):
+    """A field has a value that cannot be served. A ValueError too, as SGLang's Engine raises."""
 
     code = "invalid_value"
 

@@ -129,8 +129,8 @@ class RequestValidator(Record):
             return ids
         if is_pooled:
             raise PromptTooLong(
-                f"the text has {len(ids)} tokens, the model reads at most {most}; shorten it, or "
-                "start the server with --allow-auto-truncate." + self.facts.more_room(len(ids)),
+                f"This model's maximum context length is {most} tokens, the text has {len(ids)}: "
+                "cut it or start with --allow-auto-truncate." + self.facts.more_room(len(ids)),
                 param="input",
             )
         if self.facts.allow_auto_truncate and may_cut:

@@ -46,6 +46,8 @@ def _wave(data: bytes, where: str) -> tuple[Samples, int]:
             if not 1 <= width <= 4 or channels > MAX_CHANNELS:
                 raise InvalidRequest(f"{where}: {channels} channels of {width} bytes", where)
             raw = file.readframes(file.getnframes())
+    except InvalidRequest:
+        raise
     except (wave.Error, EOFError, ValueError, RuntimeError):
         return _soundfile(data, where)
     count = len(raw) // (width * channels) * channels
@@ -78,6 +80,8 @@ def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
                     where,
                 )
             return _mixed(file), int(file.samplerate)
+    except InvalidRequest:
+        raise
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise InvalidRequest(f"{where} is no audio file that can be read: {error}", where) from None
 

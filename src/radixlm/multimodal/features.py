@@ -167,9 +167,10 @@ def _arrays(name: str, value: Any, where: str) -> Iterator[tuple[str, AnyArray]]
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value
     try:
-        yield name, _plain(np.asarray(value), where)
+        array = np.asarray(value)
     except (ValueError, TypeError, OverflowError):
         raise InvalidRequest(f"{where}: must be nested lists of one shape", where) from None
+    yield name, _plain(array, where)
 
 
 def _decoded(text: str, where: str) -> bytes:

@@ -108,6 +108,8 @@ def _file(source: str, rules: FetchRules, where: str) -> bytes:
             raise refused
         is_regular = stat.S_ISREG(path.stat().st_mode)
         data = _read_regular(path, rules) if is_regular else None
+    except InvalidRequest:
+        raise
     except (OSError, RuntimeError, ValueError):
         raise InvalidRequest(f"{where}: the file cannot be read", where) from None
     if data is None:
@@ -138,6 +140,8 @@ def _web(url: str, rules: FetchRules, where: str) -> bytes:
     for _ in range(MAX_REDIRECTS + 1):
         try:
             body, target = _get(url, rules, where, deadline_s)
+        except InvalidRequest:
+            raise
         except (OSError, http.client.HTTPException, ValueError, UnicodeError) as error:
             message = f"{where}: cannot be fetched ({type(error).__name__})"
             raise InvalidRequest(message, where) from None

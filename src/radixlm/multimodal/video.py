@@ -45,6 +45,8 @@ def read_video(data: bytes, fps: float, where: str, most: int = MAX_FRAMES) -> V
     try:
         with av.open(io.BytesIO(data)) as container:
             return _fewer(_sampled(container, fps, where), most)
+    except InvalidRequest:
+        raise
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise InvalidRequest(f"{where} is no video file that can be read: {error}", where) from None
 

@@ -34,6 +34,11 @@ async def test_length_errors_have_the_references_words(server: ScriptedServer) -
     words = f"is longer than the model's context length ({CONTEXT} tokens)."
     assert got["message"].startswith("The input (") and words in got["message"]
     assert got["error"]["code"] == "context_length_exceeded"
+    long = {"role": "user", "content": "word " * 500_000}
+    for messages in ([long], USER * (CONTEXT + 1)):  # refused before they are tokenized
+        error = (await server.post(CHAT, messages=messages)).json()["error"]
+        assert f"This model's maximum context length is {CONTEXT} tokens" in error["message"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     for path, body, param in (
         (CHAT, {"messages": USER, "max_tokens": 9999}, "max_tokens"),
         ("/generate", LONG, "max_new_tokens"),
