@@ -18,7 +18,7 @@ enum TileOp { BF16, SIGNED, NIBBLES };  // what is multiplied: bf16, int8 by int
 
 constexpr int64_t STEP_BYTES = 2048;      // of weights
 constexpr int64_t FEW_ROWS = 32;          // two tiles: weights are read once, straight from memory
-constexpr int64_t SLICE_STEPS = 8;        // of a panel: 16 KB, half of the first-level cache
+constexpr int64_t SLICE_STEPS = 16;       // of a panel: 32 KB, two thirds of the first-level cache
 constexpr int64_t BLOCK_ROWS = 512;       // rows that share a slice
 constexpr int64_t GROUP_PANELS = 4;       // panels that share a slice of x in second-level cache
 constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the weights of few rows
@@ -43,6 +43,14 @@ static void configure(int first_rows, int second_rows, int k_rows) {
             _tile_dpbsud(c, a, b);       \
     } while (0)
 
+#define RADIX_LOAD_X(tile, from)                \
+    do {                                        \
+        if constexpr (PASSES)                   \
+            _tile_stream_loadd(tile, from, 64); \
+        else                                    \
+            _tile_loadd(tile, from, 64);        \
+    } while (0)
+
 // Where a kernel finds a slice of x (tiles of 64-byte rows) and of a panel.
 struct Slice {
     const char* x;
@@ -53,8 +61,9 @@ struct Slice {
     int64_t ahead_lines;  // for each step
 };
 
-// sums [16 * TILES][32] of 32-bit numbers (+)= x * w. `is_first` starts from zero.
-template <int OP, int TILES>
+// sums [16 * TILES][32] of 32-bit numbers (+)= x * w. `is_first` starts from zero. `PASSES`: x comes from
+// second-level cache and is not to evict the weights from the first.
+template <int OP, int TILES, bool PASSES = false>
 static void multiply(const Slice& s, char* sums, bool is_first) {
     if (is_first) {
         _tile_zero(0);
@@ -76,12 +85,12 @@ static void multiply(const Slice& s, char* sums, bool is_first) {
     const int64_t x_tile = s.x_tile;
     for (int64_t i = 0; i < s.steps; i++) {
         _tile_loadd(6, w, 128);
-        _tile_loadd(4, x, 64);
+        RADIX_LOAD_X(4, x);
         RADIX_TILE_MULTIPLY(0, 4, 6);
         _tile_loadd(7, w + 64, 128);
         RADIX_TILE_MULTIPLY(1, 4, 7);
         if (TILES == 2) {
-            _tile_loadd(5, x + x_tile, 64);
+            RADIX_LOAD_X(5, x + x_tile);
             RADIX_TILE_MULTIPLY(2, 5, 6);
             RADIX_TILE_MULTIPLY(3, 5, 7);
         }
@@ -207,9 +216,9 @@ static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows&
                                 ahead + (tile - t0) / 2 * steps * lines * 64,
                                 lines};
                         if (tile + 1 < t1)
-                            multiply<OP, 2>(s, sums, s0 == 0);
+                            multiply<OP, 2, true>(s, sums, s0 == 0);
                         else
-                            multiply<OP, 1>(s, sums, s0 == 0);
+                            multiply<OP, 1, true>(s, sums, s0 == 0);
                         if (is_last)
                             done(tile * 16, std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16), p,
                                  sums);
