@@ -326,7 +326,7 @@ def test_texts_fill_the_last_place_and_not_more(tmp_path: Path) -> None:
     with engine(folder) as served:
         full = served.encode(input_ids=[5] * 38)
         assert full["embedding"] == pytest.approx(expected(folder, [5] * 38), abs=1e-4)
-        with pytest.raises(PromptTooLong, match="at most 38"):
+        with pytest.raises(PromptTooLong, match="maximum context length is 38 tokens"):
             served.encode(input_ids=[5] * 39)
     with engine(folder, allow_auto_truncate=True) as served:
         cut = served.encode("fox " * 100)
