@@ -94,6 +94,11 @@ class PromptTooLong(InvalidRequest):
 
     code = "context_length_exceeded"
 
+    @staticmethod
+    def maximum(num_tokens: int) -> str:
+        """OpenAI's words, by which clients know the error."""
+        return f"This model's maximum context length is {num_tokens} tokens"
+
 
 class Unauthorized(RequestError):
     """A key is missing or wrong."""

@@ -129,7 +129,7 @@ class RequestValidator(Record):
             return ids
         if is_pooled:
             raise PromptTooLong(
-                f"This model's maximum context length is {most} tokens, the text has {len(ids)}: "
+                f"{PromptTooLong.maximum(most)}, the text has {len(ids)}: "
                 "cut it or start with --allow-auto-truncate." + self.facts.more_room(len(ids)),
                 param="input",
             )

@@ -74,11 +74,6 @@ async def _encoded(
         raise InvalidRequest(message, param) from None
 
 
-def _maximum(context_len: int) -> str:
-    """OpenAI's words, by which clients know that a prompt is too long."""
-    return f"This model's maximum context length is {context_len} tokens"
-
-
 async def _check_chars(state: ServerState, text: str, param: str) -> None:
     """PromptTooLong for a text that has more characters than the context's tokens can have."""
     if len(text) <= LONG_TEXT_CHARS:
@@ -87,7 +82,7 @@ async def _check_chars(state: ServerState, text: str, param: str) -> None:
     longest = await off_loop(SMALL_BYTES + 1, longest_token, state)
     if len(text) > context_len * longest:
         raise PromptTooLong(
-            f"{param}: {_maximum(context_len)}; {len(text)} characters cannot fit",
+            f"{param}: {PromptTooLong.maximum(context_len)}; {len(text)} characters cannot fit",
             param=param,
         )
 
@@ -104,7 +99,7 @@ async def render(state: ServerState, messages: list[dict[str, Any]], **options: 
     facts, count = state.intake.facts, len(messages)
     if count > facts.context_len and not facts.allow_auto_truncate:
         raise PromptTooLong(
-            f"messages: {_maximum(facts.context_len)}; {count} messages cannot fit",
+            f"messages: {PromptTooLong.maximum(facts.context_len)}; {count} messages cannot fit",
             param="messages",
         )
     template = state.require_template()
