@@ -8,6 +8,7 @@ from typing import Any
 from radixlm.arch.families.mistral_native import HEAD_PROJECTION, config_of
 from radixlm.arch.json_file import read_object
 from radixlm.engine.kept_folder import keep_folder
+from radixlm.text.tekken import tekken_files
 from radixlm.weights.safetensors_file import SafetensorsSource
 
 PARAMS, _WEIGHTS, _INDEX = "params.json", "consolidated", ".safetensors.index.json"
@@ -26,6 +27,9 @@ def unpacked(folder: Path) -> Path:
     params = read_object(folder / PARAMS)
     config = config_of(params, str(folder / PARAMS), _is_head(folder))
     files: dict[str, Any] = {"config.json": config}
+    tekken = folder / "tekken.json"
+    if "vision_config" in config and tekken.is_file():  # processors read a tokenizer.json
+        files |= tekken_files(read_object(tekken), str(tekken))
     links: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if not path.is_file() or path.name == PARAMS:

@@ -1,5 +1,5 @@
 """Mistral's own format: params.json as a config.json, and the names of the tensors beside it
-(consolidated.safetensors). Vision encoders in such files are left out."""
+(consolidated.safetensors)."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ _KEYS = {  # of params.json -> of config.json
     "tied_embeddings": "tie_word_embeddings",
 }
 _SAME = ("head_dim", "vocab_size", "max_position_embeddings", "model_max_length")
+_OF_THE_WHOLE = ("torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MOE_KEYS = {
     "num_experts": "n_routed_experts",
@@ -102,7 +103,13 @@ def config_of(params: Mapping[str, Any], source: str, is_head: bool = False) -> 
                 f"{source}: 'quantization' = {quantization!r} is not supported (must be fp8_e4m3)"
             )
         out["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    return out
+    vision = params.get("vision_encoder")
+    if not vision:
+        return out
+    whole = {key: out[key] for key in _OF_THE_WHOLE if key in out}
+    token = {"image_token_id": int(vision.get("image_token_id", 10))}
+    names = {"architectures": ["PixtralForConditionalGeneration"], "model_type": "pixtral"}
+    return {**names, **whole, **token, "text_config": out, "vision_config": dict(vision)}
 
 
 def _kind(params: Mapping[str, Any], out: dict[str, Any], is_head: bool) -> tuple[str, str]:

@@ -30,6 +30,8 @@ class CheckpointLayout(Record):
     names: Rules = ()
     # pattern of the class's tensors that the checkpoint does not have
     unused: str = r"$."
+    # pattern of those whose rows are for interleaved RoPE, where the class rotates halves
+    paired: str = r"$."
     # config.json with what is taken from elsewhere in the folder
     completed: Callable[[Raw, Path], Raw] = lambda raw, folder: raw
     # another folder with weights of the encoders

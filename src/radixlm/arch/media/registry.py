@@ -209,6 +209,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Phi4MultimodalForCausalLM": MultimodalSpec(
         text="media.composite:phi4_multimodal", encoder="class_forward", reader="phi4"
     ),
+    "PixtralForConditionalGeneration": MultimodalSpec(video="none", layout="pixtral:LAYOUT"),
     "POINTSV15ChatModel": MultimodalSpec(
         text_model_type="qwen:points_text", video="none", layout="qwen:POINTS"
     ),

@@ -94,7 +94,11 @@ def fill(
             for key, part in zip(new, parts, strict=True):
                 shape = parameters[key].shape if key in parameters else part.shape
                 is_row = part.shape == (1, *shape)  # a table of positions, of a batch of one
-                loaded[key] = (part[0] if is_row else part).to(dtype)
+                part = part[0] if is_row else part
+                if re.match(layout.paired, key):
+                    pairs = part.unflatten(0, (-1, model.config.vision_config.head_dim // 2, 2))
+                    part = pairs.transpose(1, 2).reshape(part.shape)
+                loaded[key] = part.to(dtype)
     if _has_vision_encoder(parameters) and not _has_vision_encoder(loaded):
         message = "holds no weights of its vision encoder, nor does a folder of the encoder's name"
         raise CheckpointError(f"{folder}: {message} inside it or extra it")
