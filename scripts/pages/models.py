@@ -59,6 +59,7 @@ RENAMED = "custom.py"  # families without a class in transformers
 DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = (
     "k2_spark.py",
+    "minicpm_sala.py",
     "own_code.py",
     "plamo.py",
     "published.py",

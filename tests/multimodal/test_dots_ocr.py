@@ -1,4 +1,5 @@
-"""dots.ocr with its published names and config, against plain torch code and Qwen 2's class."""
+"""dots.ocr and dots.vlm1 with their published names and configs, against plain torch code and the
+classes of Qwen 2 and DeepSeek V3."""
 
 from __future__ import annotations
 
@@ -84,8 +85,25 @@ def encode(w: Weights, patches: torch.Tensor, rows: int, columns: int) -> torch.
     return F.linear(h, w[second + "weight"], w[second + "bias"])
 
 
+DEEPSEEK = {
+    **text("deepseek_v3"), "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 24, "n_shared_experts": 1, "topk_method": "noaux_tc",
+}  # fmt: skip
+CASES = {  # architecture -> model_type, config of the text model, its class, further keys
+    "DotsOCRForCausalLM": (
+        "dots_ocr", text("qwen2"), tf.Qwen2ForCausalLM,
+        {"attention_bias": True, "use_sliding_window": False, "max_window_layers": 28},
+    ),
+    "DotsVLMForCausalLM": ("dots_vlm", DEEPSEEK, tf.DeepseekV3ForCausalLM, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_dots_ocr(tmp_path: Path) -> None:
+def test_published_checkpoints(architecture: str, tmp_path: Path) -> None:
+    model_type, held, kind, more = CASES[architecture]
     tok = tokenizer("<|img|>", "<|imgpad|>", "<|endofimg|>")
     tok.save_pretrained(tmp_path)
     options = {"patch_size": SIZE, "temporal_patch_size": 1, "merge_size": 2}
@@ -93,8 +111,7 @@ def test_dots_ocr(tmp_path: Path) -> None:
     kinds = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "DotsVLProcessor"}
     file = tmp_path / "preprocessor_config.json"
     file.write_text(json.dumps({**options, **pixels, **kinds}))
-    held = text("qwen2")
-    model = tf.Qwen2ForCausalLM(tf.Qwen2Config(**held)).float().eval()
+    model = kind(kind.config_class(**held)).float().eval()
     noisy(model)
     model.save_pretrained(tmp_path / "text")
     encoder, decoder = weights(), load_file(tmp_path / "text" / "model.safetensors")
@@ -104,9 +121,8 @@ def test_dots_ocr(tmp_path: Path) -> None:
         "rms_norm_eps": 1e-5, "spatial_merge_size": 2, "temporal_patch_size": 1, "use_bias": False,
     }  # fmt: skip
     written(tmp_path, decoder | encoder, {
-        **held, "architectures": ["DotsOCRForCausalLM"], "model_type": "dots_ocr",
+        **held, **more, "architectures": [architecture], "model_type": model_type,
         "vision_config": vision, "image_token_id": tok.convert_tokens_to_ids("<|imgpad|>"),
-        "attention_bias": True, "use_sliding_window": False, "max_window_layers": 28,
         "auto_map": {"AutoConfig": "configuration_dots.DotsOCRConfig"}, "video_token_id": 151656,
     })  # fmt: skip
     reader = image_processor("Qwen2VL", **options, **pixels)

@@ -167,6 +167,7 @@ ARCHITECTURES: dict[str, str] = {
     "MiMoV2ForCausalLM": "own_code:mimo_v2",
     "MiniCPM3ForCausalLM": "deepseek:minicpm3",
     "MiniCPMForCausalLM": "custom:minicpm",
+    "MiniCPMSALAForCausalLM": "minicpm_sala:minicpm_sala",
     "MiniMaxForCausalLM": "linear:minimax",
     "MiniMaxM1ForCausalLM": "linear:minimax",
     "MiniMaxM2ForCausalLM": "mixtral:minimax_m2",

@@ -55,7 +55,11 @@ def internlm2(c: Config) -> Decoder:
 
 
 def minicpm(c: Config) -> Decoder:
-    described = llama(c)
+    return minicpm_scales(c, llama(c))
+
+
+def minicpm_scales(c: Config, described: Decoder) -> Decoder:
+    """With the scales of embeddings, branches and logits."""
     residual = c.get("scale_depth", 1.0) / c.num_hidden_layers**0.5
     return replace(
         described,

@@ -60,6 +60,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "Dots3NoteForConditionalGeneration": PLAIN,
     "DotsOCRForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
+    "DotsVLMForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
     "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),

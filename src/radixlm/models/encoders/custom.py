@@ -435,7 +435,7 @@ class _DotsEncoder(nn.Module):
 
 
 class Dots(nn.Module):
-    """The encoder of dots.ocr."""
+    """The encoder of dots.ocr and dots.vlm1."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

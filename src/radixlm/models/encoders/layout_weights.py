@@ -96,7 +96,8 @@ def fill(
                 is_row = part.shape == (1, *shape)  # a table of positions, of a batch of one
                 part = part[0] if is_row else part
                 if re.match(layout.paired, key):
-                    pairs = part.unflatten(0, (-1, model.config.vision_config.head_dim // 2, 2))
+                    half = int(model.config.vision_config.head_dim) // 2
+                    pairs = part.reshape(-1, half, 2, *part.shape[1:])
                     part = pairs.transpose(1, 2).reshape(part.shape)
                 loaded[key] = part.to(dtype)
     if _has_vision_encoder(parameters) and not _has_vision_encoder(loaded):

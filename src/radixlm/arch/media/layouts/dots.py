@@ -1,4 +1,5 @@
-"""dots.ocr: an encoder of its own (``models/encoders/custom.py``) beside Qwen 2."""
+"""dots.ocr and dots.vlm1: an encoder of their own (``models/encoders/custom.py``) beside Qwen 2
+and DeepSeek V3."""
 
 from pathlib import Path
 from typing import Any

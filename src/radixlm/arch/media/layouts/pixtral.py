@@ -31,7 +31,7 @@ _KEPT = (
 def _merges(raw: Raw) -> bool:
     """Whether patches are merged. ValueError for a norm without a merger, or a merger without."""
     vision = raw["vision_config"]
-    merges = vision.get("mm_projector_id") == "patch_merge"
+    merges: bool = vision.get("mm_projector_id") == "patch_merge"
     if merges != bool(vision.get("add_pre_mm_projector_layer_norm")):
         raise ValueError(
             "mm_projector_id = 'patch_merge' and add_pre_mm_projector_layer_norm must come together"
@@ -43,7 +43,7 @@ def _config(raw: Raw) -> dict[str, Any]:
     vision, text = raw["vision_config"], raw["text_config"]
     rope = {"rope_type": "default", "rope_theta": float(vision.get("rope_theta", 1e4))}
     encoder = {key: vision[key] for key in _KEPT if key in vision}
-    values = {
+    values: dict[str, Any] = {
         "model_type": "mistral3" if _merges(raw) else "llava",
         "vision_config": {"model_type": "pixtral", **encoder, "rope_parameters": rope},
         "text_config": stub(int(text["hidden_size"])),
@@ -51,9 +51,8 @@ def _config(raw: Raw) -> dict[str, Any]:
         "multimodal_projector_bias": bool(vision.get("adapter_bias", True)),
     }
     if _merges(raw):
-        norm = {"rms_norm_eps": 1e-5}  # of the norm before the merger
-        sizes = {"spatial_merge_size": int(vision.get("spatial_merge_size") or 2)}
-        return values | sizes | {"text_config": values["text_config"] | norm}
+        values["text_config"]["rms_norm_eps"] = 1e-5  # of the norm before the merger
+        return values | {"spatial_merge_size": int(vision.get("spatial_merge_size") or 2)}
     return values | {"vision_feature_select_strategy": "full"}
 
 
