@@ -92,6 +92,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "EsmcModel": {"num_hidden_layers": 5},
     "EsmcForSequenceClassification": {"num_labels": 3},
     "MT5EncoderModel": _T5,
+    "UMT5EncoderModel": _T5,
     "EsmModel": {**_PADDED, **_ESM_2},
     "EsmForSequenceClassification": {**_PADDED, "emb_layer_norm_before": True},
 }
@@ -124,7 +125,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "classifier_bias": True,
     },
 }
-MEANS = ("MPNet", "Deberta", "T5", "MT5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
+MEANS = ("MPNet", "Deberta", "T5", "MT5", "UMT5", "Nomic", "Jina", "EuroBert", "Gemma3Text")
 MEANS += ("EmbeddingGemma2", "Esm")
 
 

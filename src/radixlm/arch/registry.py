@@ -257,6 +257,7 @@ ARCHITECTURES: dict[str, str] = {
     "TeleFLMForCausalLM": "llama:teleflm",
     "TorchNativeLlamaForCausalLM": "llama:llama",
     "TorchNativePhi3ForCausalLM": "phi:phi3",
+    "UMT5EncoderModel": "bert:umt5_encoder",
     "VaultGemmaForCausalLM": "gemma:vault_gemma",
     "VoyageQwen3BidirectionalEmbedModel": "heads:voyage",
     "XGLMForCausalLM": "alibi:xglm",

@@ -888,6 +888,7 @@ class Encoder(Record):
     embed_dim: int = 0  # width of the tables, projected to the model's; 0 = the same
     # (buckets, farthest, heads) of a learned bias of scores by distance (T5)
     distances: tuple[int, int, int] | None = None
+    has_distances_each: bool = False  # every layer has a bias of its own
     disentangled: Disentangled | None = None
     has_final_norm: bool = True
     is_shared: bool = False  # one block's weights serve all layers

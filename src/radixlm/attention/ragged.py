@@ -29,17 +29,20 @@ class RaggedAttention:
     def __init__(
         self,
         batch: ForwardBatch,
-        bias_HW: Tensor | None = None,
+        bias_BHW: Tensor | None = None,
+        places: Mapping[int, int] | None = None,
         tables: Mapping[int, Tables] | None = None,
         rows_W: Tensor | None = None,
     ) -> None:
-        """``bias_HW`` [H, 2M - 1]: added to scores by the distance key - query, from 1 - M to M -
-        1; M is at least the longest text. ``tables``: disentangled attention's tables of each
+        """``bias_BHW`` [B, H, 2M - 1]: added to scores by the distance key - query, from 1 - M to M
+        - 1; M is at least the longest text. ``places``: which of them a layer has, by id(site); 0
+        where it has no entry. ``tables``: disentangled attention's tables of each
         layer, by id(site); ``rows_W`` [2M - 1]: the row of a distance."""
         starts = batch.query_start_S1.tolist()
         self._spans = list(itertools.pairwise(starts))
-        self._bias_HW, self._tables, self._rows_W = bias_HW, tables or {}, rows_W
-        self._masks: dict[tuple[int, int, int, int], Tensor | None] = {}
+        self._bias_BHW, self._places = bias_BHW, places or {}
+        self._tables, self._rows_W = tables or {}, rows_W
+        self._masks: dict[tuple[int, int, int, int, int], Tensor | None] = {}
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -77,13 +80,15 @@ class RaggedAttention:
     def _mask(self, length: int, first: int, last: int, site: AttentionSite) -> Tensor | None:
         """Bias and window mask of queries [first, last) of a text: float [H or 1, Q, N]."""
         window = site.window if site.window < length else 0
-        key = (length, first, last, window)
+        key = (length, first, last, window, self._places.get(id(site), 0))
         if key not in self._masks:
-            self._masks[key] = self._make_mask(length, first, last, window)
+            self._masks[key] = self._make_mask(*key)
         return self._masks[key]
 
-    def _make_mask(self, length: int, first: int, last: int, window: int) -> Tensor | None:
-        bias = self._bias_HW
+    def _make_mask(
+        self, length: int, first: int, last: int, window: int, place: int
+    ) -> Tensor | None:
+        bias = None if self._bias_BHW is None else self._bias_BHW[place]
         if bias is None and not window:
             return None
         device = None if bias is None else bias.device

@@ -223,9 +223,15 @@ def rembert(c: Config) -> Decoder:
     return encoder(c, names, token_types=c.type_vocab_size, embed_dim=c.input_embedding_size)
 
 
-def t5_encoder(c: Config) -> Decoder:
+def umt5_encoder(c: Config) -> Decoder:
+    """T5's with a position bias of its own in every layer."""
+    return t5_encoder(c, c.num_hidden_layers)
+
+
+def t5_encoder(c: Config, num_biases: int = 1) -> Decoder:
     """A relative position bias in place of positions; scores are not scaled."""
     layer = "encoder.block.{i}.layer."
+    bias = layer + "0.SelfAttention.relative_attention_bias"
     gated, _, name = c.get("feed_forward_proj", "relu").rpartition("-")
     act = activation(Config({"hidden_act": "gelu_new" if gated and name == "gelu" else name}))
     up: Names = {"ffn.up": (layer + "1.DenseReluDense.wi_0", layer + "1.DenseReluDense.wi_1")}
@@ -238,7 +244,7 @@ def t5_encoder(c: Config) -> Decoder:
         "mixer.o": layer + "0.SelfAttention.o",
         "ffn.up1": layer + "1.DenseReluDense.wi",
         "ffn.down": layer + "1.DenseReluDense.wo",
-        "distances": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "distances": tuple(bias.replace("{i}", str(i)) for i in range(num_biases)),
         **up,
     }
     mixer = attention(c, rope=None, scale=1.0, head_dim=c.d_kv)
@@ -246,8 +252,9 @@ def t5_encoder(c: Config) -> Decoder:
     distances = (*buckets, c.num_attention_heads)
     ffn = Mlp(c.intermediate_size, act, gated=bool(gated))
     norm = Norm(c.layer_norm_epsilon)
+    more = {"distances": distances, "has_distances_each": num_biases > 1}
     decoder = encoder(
-        c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre", distances=distances
+        c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre", **more
     )
     return vectors(c, replace(decoder, embed_norm=None), "mean")
 

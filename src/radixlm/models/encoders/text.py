@@ -77,6 +77,11 @@ class EncoderModel(Module):
     def _blocks_with_weights(self) -> tuple[Block, ...]:
         return self.decoder.blocks[: 1 if self.spec.is_shared else None]
 
+    @property
+    def _num_biases(self) -> int:
+        """Tables of distances, one below the other."""
+        return len(self._blocks_with_weights) if self.spec.has_distances_each else 1
+
     def _make_tables(self, width: int) -> None:
         decoder, context, spec = self.decoder, self.context, self.spec
         self.embed = Embedding(decoder.vocab, width, context, decoder.embed_scale)
@@ -92,8 +97,7 @@ class EncoderModel(Module):
             self.embed_proj = context.linear(width, decoder.dim, True)
         if spec.distances is not None:
             buckets_, _, heads = spec.distances
-            self.distances = Embedding(buckets_, heads, context)
-
+            self.distances = Embedding(buckets_ * self._num_biases, heads, context)
         if spec.disentangled is not None:
             self.relative = Embedding(2 * spec.disentangled.span, decoder.dim, context)
             if spec.disentangled.norm is not None:
@@ -104,7 +108,9 @@ class EncoderModel(Module):
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         self.program: EncoderProgram | None  # an old one knows the addresses of old weights
-        self._bias_HW: Tensor | None = None
+        self._bias_BHW: Tensor | None = None
+        each = self.sites if self.spec.has_distances_each else ()
+        self._places = {id(site): place for place, site in enumerate(each)}
         self._rows_W: Tensor | None = None
         self._tables: dict[int, Tables] = {}
         self._has_looked, self.program = False, None
@@ -155,7 +161,8 @@ class EncoderModel(Module):
 
     def _run_layers(self, batch: ForwardBatch) -> Tensor:
         longest = batch.max_query_len
-        ragged = RaggedAttention(batch, self._bias(longest), self._tables, self._rows(longest))
+        bias_BHW, rows_W = self._bias(longest), self._rows(longest)
+        ragged = RaggedAttention(batch, bias_BHW, self._places, self._tables, rows_W)
         before, batch.attn = batch.attn, ragged
         try:
             x_TD = self._embed(batch)
@@ -209,14 +216,17 @@ class EncoderModel(Module):
         return self._rows_W
 
     def _bias(self, longest: int) -> Tensor | None:
-        """The learned bias by distance, [H, 2M - 1]; rebuilt for a longer text."""
+        """The learned biases by distance, [B, H, 2M - 1], B being 1 or the number of layers;
+        rebuilt for a longer text."""
         if self.spec.distances is None:
             return None
-        if self._bias_HW is None or self._bias_HW.shape[1] < 2 * longest - 1:
+        if self._bias_BHW is None or self._bias_BHW.shape[2] < 2 * longest - 1:
             ahead_W = torch.arange(1 - longest, longest, device=self.context.device)
-            bias_WH = self.distances.run(buckets(ahead_W, *self.spec.distances[:2]))
-            self._bias_HW = bias_WH.T.contiguous()
-        return self._bias_HW
+            rows_W = buckets(ahead_W, *self.spec.distances[:2])
+            firsts = range(0, self.distances.rows, self.spec.distances[0])
+            biases = [self.distances.run(rows_W + first).T for first in firsts]
+            self._bias_BHW = torch.stack(biases).contiguous()
+        return self._bias_BHW
 
 
 def _some_texts(batch: ForwardBatch, texts_S: Tensor, rows_T: Tensor) -> ForwardBatch:
