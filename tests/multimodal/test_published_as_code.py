@@ -1,5 +1,6 @@
 """Checkpoints that transformers has no class for, with their published names: Nemotron Nano VL,
-Step3-VL, POINTS 1.5 and Phi-3-vision through the engine, against its parts and plain torch code."""
+Step3-VL, POINTS 1.5, Sarashina2-Vision and Phi-3-vision through the engine, against their parts and
+plain torch code."""
 
 from __future__ import annotations
 
@@ -173,6 +174,42 @@ def test_points(tmp_path: Path) -> None:
     """Its positions are those of a text."""
     model, rows = points(tmp_path)
     check(tmp_path, model, "<|image_pad|>", "<|image_pad|>", rows)
+
+
+def sarashina(folder: Path) -> tuple[Any, Rows]:
+    """A checkpoint of Sarashina2-Vision; its text model, and the encoder outputs of images."""
+    tiny = qwen2_vl()
+    tokenizer("<|file|>", "<|prefix|>", "<|suffix|>").save_pretrained(folder)
+    tiny.processor.image_processor.save_pretrained(folder)
+    torch.manual_seed(0)
+    whole = tf.Qwen2VLForConditionalGeneration(tiny.config).float().eval()
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT)).float().eval()
+    noisy(whole.model.visual)
+    randomise(model)
+    tensors = saved(model, folder / "text", "llm.")
+    tensors |= {f"visual.{name}": one for name, one in whole.model.visual.state_dict().items()}
+    weight, bias = 1 + torch.randn(64) / 4, torch.randn(64)
+    written(folder, tensors | {"norm.weight": weight, "norm.bias": bias}, {
+        "architectures": ["Sarashina2VisionForCausalLM"], "model_type": "sarashina2_vision",
+        "text_config": text("llama"), "image_token_index": 257,
+        "vision_config": tiny.config.vision_config.to_dict(),
+    })  # fmt: skip
+
+    def rows(images: list[Any]) -> torch.Tensor:
+        read = tiny.processor.image_processor(images=images, return_tensors="pt")
+        with torch.no_grad():
+            found = whole.model.get_image_features(**read)
+        encoded = torch.cat(list(getattr(found, "pooler_output", found)))
+        return torch.nn.functional.layer_norm(encoded, (64,), weight, bias)
+
+    return model, rows
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sarashina_vision(tmp_path: Path) -> None:
+    """Its positions are those of a text; the encoder's output is normalized."""
+    model, rows = sarashina(tmp_path)
+    check(tmp_path, model, "<|file|>", "<|prefix|><|file|><|suffix|>", rows)
 
 
 # ---- Phi-3-vision ------------------------------------------------------------------------------

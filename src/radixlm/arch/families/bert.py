@@ -253,9 +253,7 @@ def t5_encoder(c: Config, num_biases: int = 1) -> Decoder:
     ffn = Mlp(c.intermediate_size, act, gated=bool(gated))
     norm = Norm(c.layer_norm_epsilon)
     more = {"distances": distances, "has_distances_each": num_biases > 1}
-    decoder = encoder(
-        c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre", **more
-    )
+    decoder = encoder(c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre", **more)
     return vectors(c, replace(decoder, embed_norm=None), "mean")
 
 

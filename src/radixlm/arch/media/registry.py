@@ -235,6 +235,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_architecture="Qwen4ExpForCausalLM",
         needs_token_ids=True,
     ),
+    "Sarashina2VisionForCausalLM": MultimodalSpec(video="none", layout="qwen:SARASHINA"),
     "Siglip2Model": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
     "SiglipModel": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
     "SkyworkR1VChatModel": MultimodalSpec(layout="internvl:INTERNVL"),

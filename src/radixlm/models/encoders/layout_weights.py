@@ -69,6 +69,12 @@ def _add_norms(projector: Any, dtype: torch.dtype) -> None:
     projector.linear_2 = nn.Sequential(second, nn.LayerNorm(second.out_features, dtype=dtype))
 
 
+def _add_output_norm(model: Any, dtype: torch.dtype) -> None:
+    """A norm behind Qwen2-VL's encoder, as Sarashina2-Vision has it."""
+    norm = nn.LayerNorm(model.config.text_config.hidden_size, dtype=dtype)
+    model.visual.merger = nn.Sequential(model.visual.merger, norm)
+
+
 def _has_vision_encoder(names: Iterable[str]) -> bool:
     return any(name.startswith("vision_tower.") for name in names)
 
@@ -84,6 +90,8 @@ def fill(
     missing keys and those of a wrong shape, as transformers reports them."""
     if getattr(getattr(model, "config", None), "has_projector_norms", False):
         _add_norms(model.multi_modal_projector, dtype)
+    if getattr(getattr(model, "config", None), "has_output_norm", False):
+        _add_output_norm(model, dtype)
     loaded = dict[str, Tensor]()
     parameters = model.state_dict()
     for place in (extra, folder) if extra is not None else (folder,):

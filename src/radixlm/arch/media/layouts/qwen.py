@@ -1,5 +1,5 @@
-"""Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and POINTS 1.5 with Qwen2-VL's
-encoder."""
+"""Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and POINTS 1.5 and
+Sarashina2-Vision with Qwen2-VL's encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw, flattened
 from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.base.record import replace
 
 
 def _thinker(raw: Raw) -> dict[str, Any]:
@@ -36,7 +37,20 @@ _POINTS: Rules = (
     (r"vision_encoder\.", "visual."),
     (r"vision_projector\.", "visual.merger."),
 )
-_PIXELS = ("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels", "size")
+_SARASHINA: Rules = (
+    (r"visual\.merger\.", "visual.merger.0."),
+    (r"visual\.", "visual."),
+    (r"norm\.", "visual.merger.1."),
+)
+_PIXELS = (
+    *("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels", "size"),
+    *("image_mean", "image_std"),
+)
+
+
+def _sarashina(raw: Raw) -> dict[str, Any]:
+    """Qwen2-VL with a norm of its output."""
+    return {**_points({**raw, "llm_config": raw["text_config"]}), "has_output_norm": True}
 
 
 def _points(raw: Raw) -> dict[str, Any]:
@@ -66,4 +80,10 @@ POINTS = CheckpointLayout(
     image_processor="Qwen2VL",
     image_options=lambda raw: {k: raw["pixels"][k] for k in _PIXELS if k in raw["pixels"]},
     tokens={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+)
+SARASHINA = replace(
+    POINTS,
+    config=_sarashina,
+    names=_SARASHINA,
+    tokens={"image_token": "<|file|>", "video_token": "<|video_pad|>"},
 )
