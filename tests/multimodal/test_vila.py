@@ -1,8 +1,9 @@
-"""VILA and NVILA-Lite with their published names through the engine, against transformers' SigLIP
-and a plain projector."""
+"""VILA, NVILA-Lite and JetVLM with their published names through the engine, against SigLIP of
+transformers and a plain projector."""
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
+from radixlm.arch.hf import describe  # noqa: E402
+from radixlm.arch.media.registry import multimodal_spec  # noqa: E402
 from radixlm.models.encoders.transformers_encoder import TransformersEncoder  # noqa: E402
 from radixlm.multimodal.checkpoint import load_processor  # noqa: E402
+from radixlm.multimodal.processor import MediaProcessor, RawMedia  # noqa: E402
+from tests.models.test_jet_nemotron import CONFIG as JET_NEMOTRON  # noqa: E402
 from tests.multimodal.test_custom_encoders import Rows, check, noisy, written  # noqa: E402
-from tests.multimodal.test_families import make_image  # noqa: E402
+from tests.multimodal.test_families import encoded, make_image  # noqa: E402
 from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
 
 LAYERS = 3  # the last one is not read
@@ -139,6 +144,27 @@ def vila(folder: Path, architecture: str, merge: int) -> tuple[Any, Rows]:
 def test_vila(architecture: str, merge: int, tmp_path: Path) -> None:
     model, rows = vila(tmp_path, architecture, merge)
     check(tmp_path, model, "<image>", "<image>", rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jet_vlm_has_vilas_encoder_and_jet_nemotron(tmp_path: Path) -> None:
+    _, rows = vila(tmp_path, "JetVLMForConditionalGeneration", 2)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for key in ("mm_projector_type", "mm_vision_select_feature", "mm_vision_select_layer"):
+        del raw[key]  # its class reads none of them
+    raw |= {"model_type": "jet_vlm", "text_config": JET_NEMOTRON}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    text_folder = tmp_path / "text"
+    text_folder.mkdir(exist_ok=True)
+    (text_folder / "config.json").write_text(json.dumps(JET_NEMOTRON))
+    assert describe(tmp_path) == describe(text_folder)
+    image = make_image(84, 28)
+    spec = multimodal_spec("JetVLMForConditionalGeneration", raw)
+    assert spec is not None
+    sent = RawMedia("image", base64.b64decode(encoded(image)), "image")
+    prompt = MediaProcessor(tmp_path, spec, has_sections=False).read("<image>", [sent], False)
+    made = TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32).encode(prompt.media[0])
+    torch.testing.assert_close(made[0], rows([image]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -53,7 +53,7 @@ def _with_sections(c: Config) -> Config:
 
 
 def text_keys_at_the_top(c: Config) -> Decoder:
-    """LLaVA as published: config.json is the text model's, whose architecture the row names."""
+    """The text model's architecture is the row's; LLaVA as published has its keys at the top."""
     return find(MULTIMODAL[c.architecture].text_architecture)(c)
 
 

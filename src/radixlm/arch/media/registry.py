@@ -106,6 +106,13 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "InternVLChatModel": MultimodalSpec(layout="internvl:INTERNVL"),
     "InternVLForConditionalGeneration": MultimodalSpec(video="images"),
     "JanusForConditionalGeneration": PLAIN,
+    "JetVLMForConditionalGeneration": MultimodalSpec(
+        text="media.composite:text_keys_at_the_top",
+        text_architecture="JetNemotronForCausalLM",
+        video="none",
+        custom="vila",
+        layout="vila:LAYOUT",
+    ),
     "Kimi_K25ForConditionalGeneration": PLAIN,
     "KimiK25ForConditionalGeneration": PLAIN,
     "KimiVLForConditionalGeneration": MultimodalSpec(custom="kimi", layout="kimi:LAYOUT"),

@@ -1,4 +1,4 @@
-"""VILA and NVILA-Lite; the encoder is ``models/encoders/custom.py``'s."""
+"""VILA, NVILA-Lite and JetVLM; the encoder is ``models/encoders/custom.py``'s."""
 
 from typing import Any
 
@@ -13,11 +13,13 @@ _NAMES: Rules = (
 )
 # projector -> rows and columns of patches that make one placeholder
 _MERGES = {"mlp_downsample_3x3_fix": 3, "mlp_downsample_2x2_fix": 2}
+_DEFAULTS = {"jet_vlm": "mlp_downsample_2x2_fix"}  # by model_type
 
 
 def spatial_merge_size(raw: Raw) -> int:
     """Rows and columns of patches that make one placeholder. ValueError for another projector."""
-    kind = str(raw.get("mm_projector_type") or "mlp_downsample_3x3_fix")
+    default = _DEFAULTS.get(str(raw.get("model_type")), "mlp_downsample_3x3_fix")
+    kind = str(raw.get("mm_projector_type") or default)
     if kind not in _MERGES or raw.get("mm_vision_select_feature", "cls_patch") != "cls_patch":
         select = raw.get("mm_vision_select_feature")
         raise ValueError(f"mm_projector_type {kind!r}, mm_vision_select_feature {select!r}")
