@@ -54,7 +54,7 @@ def test_channels_are_sorted_by_the_mean_product() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--text", "nowhere.txt", "-o", "out.json"], "--text: .*nowhere"),
+        (["--text", "nowhere.txt", "-o", "out.json"], "--text nowhere.txt: No such file"),
         (["--text", "empty.txt", "-o", "out.json"], "holds no token"),
         (["--text", "text.txt", "-o", "no/folder/out.json"], "-o no/folder"),
         (["--text", "text.txt", "-o", "out.json", "--length", "0"], "use 1 or more"),

@@ -167,3 +167,8 @@ class Overloaded(RequestError):
 
     status = 503
     code = "overloaded"
+
+
+def reason(error: Exception) -> str:
+    """What an error says, without the number and the path that an OSError puts around it."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

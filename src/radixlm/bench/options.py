@@ -4,31 +4,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Never
+from typing import Any
 
 from radixlm.base.errors import ConfigError
-from radixlm.base.nearest import suggestion
 from radixlm.bench.datasets import DATASETS, DatasetOptions
+from radixlm.config.verb_parser import VerbParser
 
-
-class Parser(argparse.ArgumentParser):
-    """Raises ConfigError for wrong flags and accepts no abbreviations."""
-
-    def __init__(self, prog: str, description: str, **settings: Any) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            allow_abbrev=False,
-            formatter_class=_Help,
-            **settings,
-        )
-
-    def error(self, message: str) -> Never:
-        """Raise instead of printing the usage."""
-        word = message.removeprefix("unrecognized arguments: ").partition(" ")[0]
-        is_unknown = message.startswith("unrecognized") and word.startswith("-")
-        near = suggestion(word.partition("=")[0], self._option_string_actions) if is_unknown else ""
-        raise ConfigError(f"{message}{near} (see {self.prog} --help)")
+Parser = VerbParser
 
 
 def engine_parser(verb: str, about: str, usage: str = "[options]") -> Parser:
@@ -36,18 +18,6 @@ def engine_parser(verb: str, about: str, usage: str = "[options]") -> Parser:
     prog = f"radixlm bench {verb}"
     follow = "All options of `radixlm serve` may follow, such as --model-path FOLDER."
     return Parser(prog, about, usage=f"{prog} {usage} [server options]", epilog=follow)
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Two columns; defaults are shown unless empty."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=100)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, "", False, argparse.SUPPRESS):
-            return action.help
-        return super()._get_help_string(action)
 
 
 class _Refused(argparse.Action):

@@ -335,8 +335,12 @@ def name_problems(config: ServerConfig) -> Iterator[str]:
 
 
 def key_problems(config: ServerConfig) -> Iterator[str]:
-    """Options that need API keys."""
+    """Options that need API keys; keys and names that are empty, as of an unset variable."""
     serve = config.serve
+    for name, text in (("api_key", "KEY"), ("admin_api_key", "KEY"), ("served_model_name", "NAME")):
+        if config.value(name) == "":
+            flag = options()[name].dashed
+            yield f"{flag} is empty; leave it out, or give {flag} {text}"
     if serve.isolate_cache_by == "key" and not (serve.api_key or serve.api_key_file):
         yield "--isolate-cache-by key: clients have no keys; add --api-key-file FILE"
 

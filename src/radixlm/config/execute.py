@@ -132,7 +132,7 @@ class ExecuteConfig(Group):
         Flag(within=NON_NEGATIVE),
     ] = AUTO
     cpu_threads: Annotated[
-        int, "Threads of the CPU kernels; all cores when unset.", Flag(within=POSITIVE)
+        int, "Threads of the CPU kernels; all cores when unset.", Flag(within="[1, 1024]")
     ] = AUTO
     numa_node: Annotated[
         tuple[int, ...] | None,

@@ -9,7 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, Never
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.flat_options import dashed, read_values, unknown
 from radixlm.config.groups import GROUPS
@@ -17,6 +17,7 @@ from radixlm.config.newer import newer_flags, newer_words
 from radixlm.config.option import Option, options
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
+from radixlm.config.verb_parser import VerbParser
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,10 @@ def argument_error(error: argparse.ArgumentError, table: Mapping[str, Option]) -
     option = table.get(flag.removeprefix("--").replace("-", "_"))
     if option is None:
         return ConfigError(f"{flag}: {error.message}")
-    works = option.dashed if option.kind is bool else f"{option.dashed} {example(option)}"
+    if option.kind is bool:
+        said = error.message.replace("ignored explicit argument", "takes no value, got")
+        return ConfigError(f"{option.dashed}: {said}; {option.dashed} alone works")
+    works = f"{option.dashed} {example(option)}"
     return ConfigError(f"{option.dashed}: {error.message}, such as {works}")
 
 
@@ -214,7 +218,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: cannot read {path}: {error}") from error
+        raise ConfigError(f"--config: cannot read {path}: {reason(error)}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"--config: {path} is not YAML: {error}") from error
     if loaded is None:
@@ -272,16 +276,10 @@ class VerbLine(NamedTuple):
     given: frozenset[str]
 
 
-def parse_verb(
-    parser: argparse.ArgumentParser, argv: Sequence[str], takes_both: bool = False
-) -> VerbLine:
+def parse_verb(parser: VerbParser, argv: Sequence[str], takes_both: bool = False) -> VerbLine:
     """Read the command line of a verb that takes words before its options, or one after them, or
-    ``takes_both``. ``parser``: of its own options, made with exit_on_error=False. ConfigError as
-    ``parse``."""
-    try:
-        own, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}") from error
+    ``takes_both``. ``parser``: of its own options. ConfigError as ``parse``."""
+    own, rest = parser.parse_known_args(argv)
     end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words, server = rest[:end], rest[end:]
     reader = build_parser(parser.prog)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
 from radixlm.base.lazy import require_transformers
 from radixlm.base.record import Record
+from radixlm.config.verb_parser import VerbParser
 
 Step = dict[str, Tensor]
 _ABOUT = ("token_ids", "positions", "query_start", "logits_rows")
@@ -88,13 +90,21 @@ def _is_same(a: Step, b: Step) -> bool:
     return all(torch.equal(a[name], b[name]) for name in ("token_ids", "positions"))
 
 
+def _read(path: Path) -> Step:
+    try:
+        step: Step = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} is no dump, a step-*.safetensors: {reason(error)}") from error
+    return step
+
+
 def pairs(a: Iterable[Path], b: list[Path]) -> Iterator[tuple[str, Step, Step | None]]:
     """Each step of ``a`` with that of ``b``; None where ``b`` has computed no such step."""
     at = 0
     for path in a:
-        step = load_file(path)
+        step = _read(path)
         for place in range(at, len(b)):
-            other = load_file(b[place])
+            other = _read(b[place])
             if _is_same(step, other):
                 at = place + 1
                 yield path.stem, step, other
@@ -162,8 +172,8 @@ class HuggingFace:
         return mine, {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="radixlm compare-dumps", description=__doc__)
+def _parser() -> VerbParser:
+    parser = VerbParser("radixlm compare-dumps", __doc__)
     parser.add_argument("a", type=Path, help="folder of --debug-tensor-dump-output-folder")
     parser.add_argument("b", type=Path, nargs="?", help="another one")
     parser.add_argument("--hf", metavar="MODEL", help="compare with transformers instead of B")
@@ -206,4 +216,4 @@ def _compared(args: argparse.Namespace) -> Iterator[tuple[str, Step, Step | None
         return
     reference = HuggingFace(args.hf, args.dtype)
     for path in steps_of(args.a):
-        yield path.stem, *reference.step(load_file(path))
+        yield path.stem, *reference.step(_read(path))

@@ -4,7 +4,6 @@ Without prompts the lines of standard input are read. A model with a chat templa
 prompt as a user's message; --raw continues the text itself.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -14,21 +13,26 @@ from radixlm.base.errors import ConfigError, RequestError
 from radixlm.base.log import set_up_logging
 from radixlm.config.parser import parse_verb
 from radixlm.config.server_config import flat
+from radixlm.config.verb_parser import TableHelp, VerbParser
 from radixlm.entrypoints.offline import Engine
 from radixlm.text.chat import load_chat_template
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> VerbParser:
     """The options of this verb; others are the server's."""
-    parser = argparse.ArgumentParser(
-        "radixlm generate", description=__doc__, allow_abbrev=False, exit_on_error=False,
+    parser = VerbParser(
+        "radixlm generate", __doc__,
         usage="radixlm generate [PROMPT ...] [options] [server options]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=TableHelp,
         epilog="Server options, such as --model-path FOLDER: radixlm serve --help.",
     )  # fmt: skip
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="longest answer"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token"
+    )
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--json", action="store_true", help="an object of JSON for each prompt")
     return parser

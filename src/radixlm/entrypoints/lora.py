@@ -1,15 +1,14 @@
 """``radixlm lora inspect PATH``: what an adapter changes, and whether a model can serve it."""
 
-import argparse
-
 from radixlm.base.lazy import load
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.model_info import find_model
 from radixlm.hub.locate import Wanted, locate_model
 
 
 def main(argv: list[str]) -> int:
     """CheckpointError, with the reason, for an adapter that would be refused."""
-    parser = argparse.ArgumentParser("radixlm lora", description=__doc__)
+    parser = VerbParser("radixlm lora", __doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect")
     inspect = verbs.add_parser("inspect", help="show rank, size and modules of an adapter")
     inspect.add_argument("path", metavar="PATH", help="folder or hub name of a PEFT adapter")

@@ -1,6 +1,5 @@
 """``radixlm pull`` and ``radixlm models``: downloads, and what lies on this machine."""
 
-import argparse
 import json
 import shutil
 import time
@@ -12,6 +11,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.base.nearest import suggestion
 from radixlm.base.units import format_bytes
 from radixlm.config.model import LOAD_FORMATS
+from radixlm.config.verb_parser import VerbParser
 from radixlm.hub.huggingface import cache_top
 from radixlm.hub.inventory import LocalModel, local_models
 from radixlm.hub.locate import HUBS, SCHEMES, Wanted, scheme_of, split_repo
@@ -19,7 +19,7 @@ from radixlm.hub.locate import HUBS, SCHEMES, Wanted, scheme_of, split_repo
 
 def pull(argv: list[str]) -> int:
     """Download models, or what is new of them."""
-    parser = argparse.ArgumentParser("radixlm pull", description=pull.__doc__)
+    parser = VerbParser("radixlm pull", pull.__doc__)
     parser.add_argument(
         "name", nargs="+", help="org/model, org/model@revision, org/model:Q4_K_M of GGUF files"
     )
@@ -49,7 +49,7 @@ def pull(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """List the models that were downloaded, or remove one."""
-    parser = argparse.ArgumentParser("radixlm models", description=main.__doc__)
+    parser = VerbParser("radixlm models", main.__doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.add_argument("--download-dir", help="folder in place of the hub's cache")
     verbs = parser.add_subparsers(dest="verb", metavar="rm")

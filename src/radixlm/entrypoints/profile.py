@@ -19,6 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from radixlm.base.errors import ConfigError
+from radixlm.config.verb_parser import VerbParser
 
 PARENT = "/tmp/sglang-profile"
 POLL_S = 0.2
@@ -117,9 +118,9 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> VerbParser:
     switch = argparse.BooleanOptionalAction
-    parser = argparse.ArgumentParser(prog="radixlm profile", description=__doc__)
+    parser = VerbParser("radixlm profile", __doc__)
     add = parser.add_argument
     add("--url", default="http://localhost:30000", help="the server")
     add("--output-dir", default=PARENT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import sys
@@ -22,6 +21,7 @@ from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.config.parser import parse
 from radixlm.config.server_config import flat
+from radixlm.config.verb_parser import VerbParser
 
 FORMAT = 1
 TIMEOUT_S = 600.0
@@ -151,11 +151,10 @@ def offline(header: dict[str, Any], options: list[str]) -> Iterator[Send]:
 
 def main(argv: list[str]) -> int:
     """0: all answers are the same; 1: some differ or failed; 2: the file is not a dump."""
-    parser = argparse.ArgumentParser(
-        prog="radixlm replay",
-        description="Send the requests of a crash dump again, and compare the answers.",
+    parser = VerbParser(
+        "radixlm replay",
+        "Send the requests of a crash dump again, and compare the answers.",
         epilog="Without --url the model is loaded here; other options are the server's.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", help="a file of --crash-dump-folder")
     parser.add_argument("--url", help="a running server, such as http://127.0.0.1:30000")

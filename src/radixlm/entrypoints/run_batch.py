@@ -76,9 +76,13 @@ def _lines(source: str) -> list[Line]:
         raise ConfigError(f"{source}: {error.strerror}") from error
     lines, errors = check_lines(data, None)
     if errors:
-        shown = "\n".join(f"{source}:{e['line']}: {e['message']}" for e in errors[:20])
+        shown = "\n".join(f"{_place(source, e['line'])}: {e['message']}" for e in errors[:20])
         raise ConfigError(shown)
     return list(lines)
+
+
+def _place(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}:{line}"
 
 
 def _opened(target: str) -> BinaryIO:

@@ -18,7 +18,8 @@ import uvloop
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, json_object, positive, refuse
+from radixlm.bench.options import json_object, positive, refuse
+from radixlm.config.verb_parser import TableHelp, VerbParser
 from radixlm.entrypoints.offline import Engine
 from radixlm.evals.ask import Asking, EngineModel, HttpModel, Model
 from radixlm.evals.items import Item, Task, TaskOptions, read_rows
@@ -39,14 +40,15 @@ _THINKING = (
 )
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """All flags of this verb."""
     listed = "\n".join(f"  {name:<17} {text}" for name, (_, text) in TASKS.items())
-    parser = Parser(
+    parser = VerbParser(
         "radixlm eval",
         "How right the answers of a model are.",
         usage="radixlm eval [TASK] [--url URL] [options] [server options]",
-        epilog=f"tasks: {listed}".replace("%", "%%"),
+        epilog=f"tasks:\n{listed}".replace("%", "%%"),
+        formatter_class=TableHelp,
     )
     parser.add_argument("--eval-name", metavar="TASK", help="as TASK; bundled without both")
     _add_model(parser)

@@ -3,42 +3,46 @@ compressed-tensors, which vLLM, SGLang and transformers read too."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.model_info import find_model
 from radixlm.quantize.calibration import calibrate
 from radixlm.quantize.methods import METHODS
 from radixlm.quantize.run import Quantizer
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> VerbParser:
     """The options of the verb."""
-    parser = argparse.ArgumentParser("radixlm quantize", description=__doc__)
+    parser = VerbParser("radixlm quantize", __doc__)
     parser.add_argument("model", metavar="MODEL", help="folder or name of a checkpoint of floats")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument(
         "--method",
         default="int4wo-128",
         choices=list(METHODS),
-        help="how weights are stored (default: %(default)s)",
+        help="how weights are stored",
     )
     group = parser.add_argument_group("calibration")
     group.add_argument("--calibration", metavar="FILE", help="a text; awq-like needs one")
     group.add_argument(
-        "--calibration-tokens", type=int, default=16_384, metavar="N", help="(default: %(default)s)"
+        "--calibration-tokens",
+        type=int,
+        default=16_384,
+        metavar="N",
+        help="tokens of the text that are read",
     )
     group.add_argument(
         "--calibration-length",
         type=int,
         default=1024,
         metavar="N",
-        help="tokens that are read together (default: %(default)s)",
+        help="tokens that are read together",
     )
     parser.add_argument(
-        "--max-shard-size-mb", type=int, default=4096, metavar="MB", help="(default: %(default)s)"
+        "--max-shard-size-mb", type=int, default=4096, metavar="MB", help="largest file of weights"
     )
     return parser
 
@@ -59,7 +63,7 @@ def main(argv: list[str]) -> int:
         try:
             text = Path(args.calibration).expanduser().read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--calibration: {error}") from error
+            raise ConfigError(f"--calibration {args.calibration}: {reason(error)}") from error
         size = (args.calibration_tokens, args.calibration_length)
         scales = calibrate(source, text, method, *size)
     quantizer = Quantizer(source, method, scales)
@@ -73,7 +77,7 @@ def main(argv: list[str]) -> int:
         if is_new:
             shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError):
-            raise ConfigError(f"-o {target}: {error}") from error
+            raise ConfigError(f"-o {target}: {reason(error)}") from error
         raise
     print("\n".join(report.lines()))
     print(f"written to {target}; the error of each weight is in quantize_report.json")

@@ -7,7 +7,6 @@ Legend: T tokens, H query heads, K KV heads, C channels of a head.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -17,8 +16,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from radixlm.attention.double_sparsity import is_plain
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
 from radixlm.config.server_config import ServerConfig
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.load_model import load_model
 from radixlm.engine.model_info import read_model
 from radixlm.kernels.dispatch import bind
@@ -30,9 +30,9 @@ from radixlm.text.tokenizer import load_tokenizer
 Weights = dict[str, Tensor]  # "q", "k" or "qk" -> float64 [K, C]
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> VerbParser:
     """The options of the verb."""
-    parser = argparse.ArgumentParser("radixlm calibrate", description=__doc__)
+    parser = VerbParser("radixlm calibrate", __doc__)
     parser.add_argument("what", choices=["double-sparsity"], help="what the file is for")
     parser.add_argument("model", metavar="MODEL", help="folder or name of a checkpoint")
     parser.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
@@ -54,12 +54,12 @@ def main(argv: list[str]) -> int:
     try:
         text = Path(args.text).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text: {error}") from error
+        raise ConfigError(f"--text {args.text}: {reason(error)}") from error
     listed = calibrate(args.model, text, args.max_tokens, args.length)
     try:
         Path(args.output).expanduser().write_text(json.dumps(listed))
     except OSError as error:
-        raise ConfigError(f"-o {args.output}: {error}") from error
+        raise ConfigError(f"-o {args.output}: {reason(error)}") from error
     print(f"written to {args.output}; serve with: radixlm serve --model-path {args.model}")
     print(f"  --enable-double-sparsity --ds-channel-config-path {args.output}")
     return 0

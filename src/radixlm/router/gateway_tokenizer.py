@@ -33,7 +33,9 @@ class GatewayTokenizer:
     def __init__(self, name: str, folder: str, chat_template: str | None, options: Any) -> None:
         """Reads the files of ``folder``. ConfigError, CheckpointError: they cannot be used."""
         if not Path(folder).is_dir():
-            raise ConfigError(f"tokenizer {folder!r} is no folder on this machine")
+            raise ConfigError(
+                f"tokenizer {folder!r} is no folder on this machine; --tokenizer-path FOLDER works"
+            )
         self.id, self.name, self.source = str(uuid.uuid4()), name, folder
         self.tokenizer: Tokenizer = load_tokenizer(folder)
         self.template: ChatTemplate = load_chat_template(self.tokenizer, chat_template, folder)

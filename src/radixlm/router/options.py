@@ -210,6 +210,8 @@ def _problems(options: Options) -> Iterator[str]:
         yield "--launch-servers stands in the command line of radixlm router only"
     if (options.prefill or options.decode) and not options.pd_disaggregation:
         yield "--prefill and --decode need --pd-disaggregation"
+    if options.api_key == "":
+        yield "--api-key is empty; leave it out, or give --api-key KEY"
     yield from _discovery_problems(options)
     yield from _history_problems(options)
     _ = options.admin_keys, options.roles  # both raise for what does not fit

@@ -75,7 +75,8 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerArgs, int]:
         known, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise argument_error(error, table()) from error
-    config, given = collect(build_parser("radixlm serve").read(rest))
+    own = parser._option_string_actions
+    config, given = collect(build_parser("radixlm serve").read(rest, own))
     server = ServerArgs(**{name: config.value(name) for name in given})
     num_servers = known.launch_servers or config.parallel.dp_size
     if num_servers < 1:

@@ -16,7 +16,7 @@ from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
 from radixlm.base.record import Record, field
 from radixlm.router.call import Call
 from radixlm.router.worker import Worker
@@ -63,7 +63,7 @@ def read_tenants(path: str) -> TenantFile:
         return msgspec.yaml.decode(Path(path).read_bytes() or b"{}", type=TenantFile)
     except (OSError, msgspec.MsgspecError) as error:
         works = "tenants: {acme: {weight: 2, requests_per_minute: 600}}"
-        raise ConfigError(f"--tenants {path}: {error}; for example: {works}") from None
+        raise ConfigError(f"--tenants {path}: {reason(error)}; for example: {works}") from None
 
 
 class Bucket:

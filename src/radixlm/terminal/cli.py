@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.parser import parse_verb
+from radixlm.config.verb_parser import TableHelp, VerbParser
 from radixlm.terminal.api import Api, Refused
 from radixlm.terminal.conversation import Conversation
 from radixlm.terminal.keys import ReadLine, make_reader, read_message
@@ -20,12 +21,12 @@ from radixlm.terminal.local import DEFAULT_URL, own_server, running
 from radixlm.terminal.screen import PlainScreen, make_screen
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> VerbParser:
     """The options of this verb; others are the server's."""
-    parser = argparse.ArgumentParser(
-        "radixlm chat", description=__doc__, allow_abbrev=False, exit_on_error=False,
+    parser = VerbParser(
+        "radixlm chat", __doc__,
         usage="radixlm chat [QUESTION ...] [options] [server options]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=TableHelp,
         epilog="Server options such as --model-path start a server: radixlm serve --help.",
     )  # fmt: skip
     parser.add_argument(
@@ -34,9 +35,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--model-path names its model or adapter",
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
-    parser.add_argument("--image", action="append", default=[], metavar="PATH|URL")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="PATH|URL",
+        help="an image for the first message; may be repeated",
+    )
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer")
-    parser.add_argument("--temperature", type=float, help="0: always the likeliest token")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0: always the likeliest token"
+    )
     parser.add_argument(
         "--think", action=argparse.BooleanOptionalAction, help="think first, or not"
     )
@@ -53,7 +62,10 @@ def main(argv: list[str]) -> int:
         if args.system:
             talk.command(f"/system {args.system}")
         for path in args.image:
-            talk.command(f"/image {path}")
+            try:
+                talk.command(f"/image {path}")
+            except ConfigError as error:
+                raise ConfigError(str(error).replace("/image", f"--image {path}", 1)) from error
         talk.params |= {} if args.max_new_tokens is None else {"max_tokens": args.max_new_tokens}
         talk.params |= {} if args.temperature is None else {"temperature": args.temperature}
         talk.is_thinking = args.think

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, reason
 from radixlm.base.nearest import suggestion
 from radixlm.base.record import Record
 from radixlm.terminal.api import Api, Event
@@ -139,7 +139,7 @@ class Conversation:
             try:
                 content = Path(path).expanduser().read_bytes()
             except OSError as error:
-                raise ConfigError(f"/{kind}: {error}") from error
+                raise ConfigError(f"/{kind}: {reason(error)}") from error
             mime = mimetypes.guess_type(path)[0] or f"{kind}/{'png' if kind == 'image' else 'wav'}"
             url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
         self._media.append({"type": f"{kind}_url", f"{kind}_url": {"url": url}})
@@ -175,7 +175,7 @@ class Conversation:
         try:
             Path(path).expanduser().write_text(json.dumps(state, ensure_ascii=False, indent=1))
         except OSError as error:
-            raise ConfigError(f"/save: {error}") from error
+            raise ConfigError(f"/save: {reason(error)}") from error
         return f"{len(self.messages)} messages in {path}"
 
     def _load(self, path: str) -> str:

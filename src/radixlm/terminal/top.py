@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import ConfigError
+from radixlm.config.verb_parser import TableHelp, VerbParser
 from radixlm.terminal.api import Api
 from radixlm.terminal.figures import line, rows
 from radixlm.terminal.local import DEFAULT_URL
@@ -33,12 +34,9 @@ Keys = Callable[[float], str]
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.2, 60.0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> VerbParser:
     """The options of this verb."""
-    parser = argparse.ArgumentParser(
-        "radixlm top", description=__doc__, allow_abbrev=False, exit_on_error=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = VerbParser("radixlm top", __doc__, formatter_class=TableHelp)
     parser.add_argument(
         "--url", action="append", help=f"a server or gateway, may be repeated ({DEFAULT_URL})"
     )
@@ -54,10 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """0; 1 if a server did not answer the one look."""
-    try:
-        args = build_parser().parse_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}") from error
+    args = build_parser().parse_args(argv)
     if not MIN_INTERVAL_S <= args.interval <= MAX_INTERVAL_S:
         raise ConfigError(f"--interval must be {MIN_INTERVAL_S} to {MAX_INTERVAL_S:g}, such as 1")
     watches = [Watch(Api(url, args.api_key)) for url in dict.fromkeys(args.url or [DEFAULT_URL])]

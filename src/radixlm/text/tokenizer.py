@@ -422,12 +422,16 @@ def _decoder_of(backend: Backend) -> Decoder:
     return Decoder.from_json(decoder.__getstate__() if decoder is not None else None)
 
 
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_WORKS = "copy the model's there, or name the folder of one with --tokenizer-path"
+
+
 def _load_with_transformers(
     path: Path, mode: str, trust_remote_code: bool
 ) -> tuple[Backend, dict[str, Any]]:
     """A backend and the named special tokens of a checkpoint without tokenizer.json."""
     if not path.exists():
-        raise CheckpointError(f"no tokenizer at {path}: the path does not exist")
+        raise CheckpointError(f"no tokenizer at {path}: the path does not exist; {_WORKS}")
     library = require_transformers("hf", f"a tokenizer without tokenizer.json ({path})")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "use_fast": mode != "slow"}
     source = path if path.is_dir() else path.parent
@@ -436,9 +440,12 @@ def _load_with_transformers(
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(str(source), **options)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"transformers cannot load a tokenizer from {path}: {error}"
-        ) from error
+        if not any((source / name).exists() for name in _FILES):
+            raise CheckpointError(f"{path} holds no tokenizer ({_FILES[0]}); {_WORKS}") from error
+        message = f"transformers cannot load a tokenizer from {path}: {error}"
+        raise CheckpointError(message) from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made without a file
+        raise CheckpointError(f"{path} holds no tokenizer ({_FILES[0]}); {_WORKS}")
     named = {name: getattr(tokenizer, name) for name in _NAMED}
     if isinstance(tokenizer.chat_template, str | dict):
         named["chat_template"] = tokenizer.chat_template

@@ -30,6 +30,7 @@ _SAME = {
     "fastsafetensors": "safetensors",
 }
 _PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing without their layout
+_ANY = "*.safetensors or *.bin"
 # files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
 # how the first BERT checkpoints name the weights of a norm
@@ -151,7 +152,7 @@ def open_files(
             return _open_safetensors(folder, files, options)
         if _ggufs(folder) and not find_pickles(folder):
             return _open_gguf(folder, dtype)
-        return PickleSource(_not_empty(folder, find_pickles(folder), "*.safetensors or *.bin"))
+        return PickleSource(_not_empty(folder, find_pickles(folder), _ANY))
     if load_format == "gguf":
         return _open_gguf(folder, dtype)
     if load_format == "pt":
@@ -218,5 +219,6 @@ def index_of(folder: Path) -> Path | None:
 
 def _not_empty(folder: Path, files: list[Path], pattern: str) -> list[Path]:
     if not files:
-        raise CheckpointError(f"{folder} holds no weights ({pattern})")
+        hint = "" if pattern == _ANY else "; --load-format auto reads what is there"
+        raise CheckpointError(f"{folder} holds no weights ({pattern}){hint}")
     return files

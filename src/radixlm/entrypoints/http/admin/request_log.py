@@ -206,6 +206,10 @@ def install_crash_dump(state: ServerState) -> None:
     folder = state.config.observe.crash_dump_folder
     if folder is None:
         return
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--crash-dump-folder {folder}: {error.strerror or error}") from error
     intake = state.intake
     recorder = Recorder(Path(folder), state.config, lambda: intake.requests.values())
     state.extras[Recorder] = recorder
