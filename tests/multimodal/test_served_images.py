@@ -77,6 +77,39 @@ async def hostile(case: Case) -> None:
     await case.refused(uri(file_of(noise().resize((4000, 5)))), "aspect ratio")
 
 
+async def named(case: Case) -> None:
+    """Errors name the client's field on routes whose bodies become chats."""
+    say, bad = {"type": "text", "text": "look"}, {"type": "url", "url": "ftp://x/y.png"}
+    image = {"type": "image", "source": bad}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [say, image]}
+    coded = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    items = [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": "ftp://"}]
+    output = {"type": "function_call_output", "call_id": "c", "output": items}
+    for path, name, content, where in (
+        ("responses", "input", [{"role": "user", "content": items}], "[0].content[1].image_url"),
+        ("responses", "input", [output], "[0].output[1].image_url"),
+        ("messages", "messages", [user(say, image)], "[0].content[1].source.url"),
+        ("messages", "messages", [user(image | {"source": coded})], "[0].content[0].source.data"),
+        ("messages", "messages", [user(result)], "[0].content[0].content[1].source.url"),
+    ):
+        answer = await case.server.post(f"/v1/{path}", **{name: content}, max_tokens=4)
+        error = answer.json()["error"]
+        assert error["param"] == f"{name}{where}" and f"{name}{where}" in error["message"]
+
+
+async def seen_in_a_result(case: Case) -> None:
+    """An image in a tool result of Anthropic's is read as one in a tool message of a chat."""
+    source = {"type": "base64", "media_type": "image/png", "data": uri(file_of(IMAGE))[22:]}
+    blocks = [{"type": "text", "text": "here "}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": blocks, "is_error": True}
+    body = {"messages": [user(result)], "max_tokens": 4, "temperature": 0}
+    got = (await case.server.post("/v1/messages", **body)).json()
+    said = [{"type": "text", "text": "Error: here "}, part(uri(file_of(IMAGE)))]
+    want = await case.server.chat([{"role": "tool", "content": said}], max_tokens=4)
+    assert got["content"][0]["text"] == want.json()["choices"][0]["message"]["content"]
+    assert got["usage"]["input_tokens"] == want.json()["usage"]["prompt_tokens"]
+
+
 async def odd(case: Case) -> None:
     for data in (*FILES, file_of(noise("CMYK"), "JPEG"), file_of(noise().crop((0, 0, 1, 1)))):
         assert await case.text(part(uri(data)), "tell")
@@ -271,8 +304,8 @@ async def options(case: Case) -> None:
 
 
 CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
-    hostile, odd, broken, much, too_long, cancelled, wrong_rows, features, bad_features,
-    options,
+    hostile, named, seen_in_a_result, odd, broken, much, too_long, cancelled, wrong_rows,
+    features, bad_features, options,
 )  # fmt: skip
 
 

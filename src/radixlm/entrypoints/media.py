@@ -50,6 +50,20 @@ class MediaSource:
     options: Mapping[str, Any] | None = None  # of the processor
 
 
+class PlacedPart(dict[str, Any]):
+    """A part of a message that a route made of a field of its own. Errors name ``where``, the
+    client's name of that field ("input[0].content[1].image_url")."""
+
+    def __init__(self, part: Mapping[str, Any], where: str) -> None:
+        super().__init__(part)
+        self.where = where
+
+
+def image_part(url: Any, where: str) -> PlacedPart:
+    """An image in OpenAI's form, found at ``where``."""
+    return PlacedPart({"type": "image_url", "image_url": {"url": url}}, where)
+
+
 def with_options(
     sources: list[MediaSource], options: Mapping[str, Any] | None
 ) -> list[MediaSource]:
@@ -274,7 +288,8 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
         for place, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind in KINDS:
-                yield part, kind, f"messages[{index}].content[{place}]"
+                where = f"messages[{index}].content[{place}]"
+                yield part, kind, part.where if isinstance(part, PlacedPart) else where
 
 
 def _source(
@@ -291,7 +306,8 @@ def _source(
     )
     if is_features(value):
         return MediaSource(value, where, kind)
-    return MediaSource(_value(value, kind, f"{where}.{type_}", where), where, kind)
+    name = where if isinstance(part, PlacedPart) else f"{where}.{type_}"
+    return MediaSource(_value(value, kind, name, where), where, kind)
 
 
 def _value(content: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:

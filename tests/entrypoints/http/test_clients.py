@@ -230,7 +230,8 @@ async def test_anthropic_errors(claude: anthropic.AsyncAnthropic, server: Script
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index,call-overload]
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     image: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
-    with pytest.raises(anthropic.BadRequestError, match="text only"):
+    where = "messages.0..content.0..source.data: this model reads text only"
+    with pytest.raises(anthropic.BadRequestError, match=where):
         await claude.messages.create(model="tiny", max_tokens=9, messages=image)
 
 

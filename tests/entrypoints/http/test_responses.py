@@ -220,7 +220,7 @@ async def test_background_can_be_polled_watched_and_cancelled(
         ({"input": [{"role": "user"}]}, "input[0].content"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0]",
+            "input[0].content[0].image_url",
         ),
         ({"input": "x", "tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"input": "x", "tool_choice": {"type": "web_search"}}, "tool_choice.type"),

@@ -28,6 +28,7 @@ from radixlm.entrypoints.http.transport import (
     read_body,
     stream_response,
 )
+from radixlm.entrypoints.media import image_part
 from radixlm.entrypoints.request_model import (
     Body,
     Objects,
@@ -151,17 +152,17 @@ def _texts(blocks: Any, where: str) -> list[str]:
     """The texts of blocks, which must all be text, documents or search results."""
     if isinstance(blocks, str):
         return [blocks]
-    texts = []
-    for place, block in enumerate(blocks if isinstance(blocks, list) else ()):
-        here = f"{where}[{place}]"
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind in ("document", "search_result"):
-            texts.append(_document(block, here))
-            continue
-        if kind != "text" or not isinstance(block.get("text"), str):
-            raise InvalidRequest(f"{here}: only text is supported here, not {kind!r:.60}", here)
-        texts.append(block["text"])
-    return texts
+    listed = blocks if isinstance(blocks, list) else ()
+    return [_text(block, f"{where}[{place}]") for place, block in enumerate(listed)]
+
+
+def _text(block: Any, where: str) -> str:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind in ("document", "search_result"):
+        return _document(block, where)
+    if kind != "text" or not isinstance(block.get("text"), str):
+        raise InvalidRequest(f"{where}: only text is supported here, not {kind!r:.60}", where)
+    return str(block["text"])
 
 
 def _document(block: Mapping[str, Any], where: str) -> str:
@@ -209,39 +210,61 @@ def _has_begun(message: Mapping[str, Any]) -> bool:
 
 def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
     """Tool results become messages of their own; texts and images one message."""
-    texts: list[str] = []
-    images: list[dict[str, Any]] = []
+    rest: list[tuple[str, Any]] = []
     for place, block in enumerate(blocks):
         here = f"{where}[{place}]"
-        if isinstance(block, Mapping) and block.get("type") == "image":
-            if texts:
-                images.append({"type": "text", "text": "\n".join(texts)})
-            texts = []
-            images.append(_image(block, here))
-        elif isinstance(block, Mapping) and block.get("type") == "tool_result":
-            content = "\n".join(_texts(block.get("content") or "", f"{here}.content"))
-            if block.get("is_error"):
-                content = f"Error: {content}"
+        if isinstance(block, Mapping) and block.get("type") == "tool_result":
             call_id = str(block.get("tool_use_id") or "")
-            yield {"role": "tool", "tool_call_id": call_id, "content": content}
+            yield {"role": "tool", "tool_call_id": call_id, "content": _result(block, here)}
         else:
-            texts += _texts([block], here)
-    if images and texts:
-        images.append({"type": "text", "text": "\n".join(texts)})
-    if images or texts:
-        yield {"role": role, "content": images or "\n".join(texts)}
+            rest.append((here, block))
+    content = _content(rest)
+    if content:
+        yield {"role": role, "content": content}
+
+
+def _result(block: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
+    """What the model reads of a tool result."""
+    inside = block.get("content") or ""
+    if isinstance(inside, str):
+        content: str | list[dict[str, Any]] = inside
+    else:
+        listed = inside if isinstance(inside, list) else ()
+        content = _content([(f"{where}.content[{i}]", one) for i, one in enumerate(listed)])
+    if not block.get("is_error"):
+        return content
+    if isinstance(content, str):
+        return f"Error: {content}"
+    return [{"type": "text", "text": "Error: "}, *content]
+
+
+def _content(blocks: list[tuple[str, Any]]) -> str | list[dict[str, Any]]:
+    """The blocks, each after its place, as a text, or as parts if some are images."""
+    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
+    for where, block in blocks:
+        if not isinstance(block, Mapping) or block.get("type") != "image":
+            texts.append(_text(block, where))
+            continue
+        if texts:
+            parts.append({"type": "text", "text": "\n".join(texts)})
+        texts = []
+        parts.append(_image(block, where))
+    if parts and texts:
+        parts.append({"type": "text", "text": "\n".join(texts)})
+    return parts or "\n".join(texts)
 
 
 def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """An image block in OpenAI's form."""
     source = block.get("source")
     fields = source if isinstance(source, Mapping) else {}
-    url = fields.get("url")
+    name, url = "url", fields.get("url")
     if fields.get("type") == "base64":
-        url = f"data:{fields.get('media_type')};base64,{fields.get('data')}"
+        name, url = "data", f"data:{fields.get('media_type')};base64,{fields.get('data')}"
     if not isinstance(url, str):
         raise InvalidRequest(f"{where}.source must be of type base64 or url", f"{where}.source")
-    return {"type": "image_url", "image_url": {"url": url}}
+    return image_part(url, f"{where}.source.{name}")
 
 
 def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
@@ -257,7 +280,7 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
             function = {"name": name, "arguments": json.dumps(arguments or {})}
             calls.append({"id": str(block.get("id")), "type": "function", "function": function})
         elif kind != "redacted_thinking":
-            text += _texts([block], f"{where}[{place}]")
+            text.append(_text(block, f"{where}[{place}]"))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
     if thinking:
         message["reasoning_content"] = "\n".join(thinking)

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +28,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.pool import as_prompts, pool, truncate
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, stream_response
+from radixlm.entrypoints.media import image_part
 from radixlm.entrypoints.request_model import (
     Body,
     Objects,
@@ -49,7 +49,6 @@ NDJSON = "application/x-ndjson"
 _NEVER = "9999-12-31T23:59:59Z"  # `ollama ps` reads no expires_at as "Stopping..."
 _REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
 _OPTIONS = table_fields("ollama_options")
-_PART = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\](?:\.image_url(?:\.url)?)?")
 
 
 class OllamaBase(Body):
@@ -175,8 +174,7 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
-    with _in_words_of(r"messages[\1].images[\2]"):
-        session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
+    session = await make_chat_session(state, await off_loop_by_body(_chat_of, body))
     return await _answer(request, OllamaAnswer(session, body.model, True), body)
 
 
@@ -195,19 +193,8 @@ async def generate(request: Request) -> Response:
         text = filled(state, body.prompt, body.suffix)
         chat.input_ids = state.require_tokenizer().encode(text)
         chat.separate_reasoning = False
-    with _in_words_of(r"images[\2]"):
-        session = await make_chat_session(state, chat)
+    session = await make_chat_session(state, chat)
     return await _answer(request, OllamaAnswer(session, body.model, False), body)
-
-
-@contextmanager
-def _in_words_of(images: str) -> Iterator[None]:
-    """Errors about parts of messages name the field ``images`` of Ollama, which they come from."""
-    try:
-        yield
-    except InvalidRequest as error:
-        message, param = (_PART.sub(images, text) for text in (error.message, error.param or ""))
-        raise type(error)(message, param or None) from None
 
 
 def _loaded(model: str) -> dict[str, Any]:
@@ -221,7 +208,7 @@ def _chat_of(body: OllamaChat) -> ChatRequest:
 
 
 def _chat_of_prompt(body: OllamaGenerate) -> ChatRequest:
-    content = _with_images(body.prompt, body.images)
+    content = _with_images(body.prompt, body.images, "images")
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
@@ -266,11 +253,11 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _with_images(text: Any, images: list[Any] | None) -> Any:
-    """Content parts with the base64 images before the text."""
+def _with_images(text: Any, images: list[Any] | None, where: str) -> Any:
+    """Content parts with the base64 images of the field ``where`` before the text."""
     if not images:
         return text
-    parts = [{"type": "image_url", "image_url": {"url": one}} for one in images]
+    parts = [image_part(one, f"{where}[{place}]") for place, one in enumerate(images)]
     return [*parts, {"type": "text", "text": text}]
 
 
@@ -281,7 +268,7 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     images = message.get("images")
     if images is not None and not isinstance(images, list):
         raise InvalidRequest(f"{where}.images must be a list", f"{where}.images")
-    chat["content"] = _with_images(chat["content"], images)
+    chat["content"] = _with_images(chat["content"], images, f"{where}.images")
     if message.get("thinking"):
         chat["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):

@@ -15,6 +15,7 @@ from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.responses.client_tools import call_of, client_tools
 from radixlm.entrypoints.http.responses.toolbox import is_remote
+from radixlm.entrypoints.media import image_part
 from radixlm.entrypoints.request_model import (
     Body,
     Metadata,
@@ -260,8 +261,9 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
         here = f"{where}[{place}]"
         if kind == "input_image":
             if not isinstance(part.get("image_url"), str):
-                raise InvalidRequest(f"{here}.image_url must be a URL or a data URI", here)
-            made.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+                here = f"{here}.image_url"
+                raise InvalidRequest(f"{here} must be a URL or a data URI", here)
+            made.append(image_part(part["image_url"], f"{here}.image_url"))
         else:
             made.append({"type": "text", "text": _joined([part], here)})
     return made
