@@ -6,14 +6,15 @@
 
 #include <array>
 
+#include "ahead.h"
 #include "epilogue.h"
 #include "int8_rows.h"
 
 namespace radix {
 namespace RADIX_ISA {
 
-// What a pass over a panel prefetches at each step of 128 bytes: into second-level cache what it reads 8 KB
-// later, or its share of the next panel where several passes read one; into first-level cache 1 KB ahead.
+// What a pass over a panel prefetches at each step of 128 bytes: what it reads later, or its share of the next
+// panel where several passes read one; and into first-level cache 1 KB ahead.
 struct PanelAhead {
     int64_t offset = 8192, stride = 128;
     PanelAhead(int64_t steps, int64_t pass, int64_t passes) {
@@ -22,7 +23,12 @@ struct PanelAhead {
     RADIX_INLINE void prefetch(const void* panel, int64_t step) const {
         const char *far = (const char*)panel + offset + step * stride,
                    *near = (const char*)panel + step * 128;
-        __builtin_prefetch(far, 0, 2), __builtin_prefetch(far + stride / 2, 0, 2);
+#if defined(__AMX_TILE__)
+        if (stride == 128)
+            far = prefetched_in_turn(near), __builtin_prefetch(far), __builtin_prefetch(far + 64);
+        else
+#endif
+            __builtin_prefetch(far, 0, 2), __builtin_prefetch(far + stride / 2, 0, 2);
         __builtin_prefetch(near + 1024), __builtin_prefetch(near + 1088);
     }
 };

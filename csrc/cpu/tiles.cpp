@@ -5,6 +5,7 @@
 // bf16 activations are rounded once; denormals count as zero.
 #include <algorithm>
 
+#include "ahead.h"
 #include "epilogue.h"
 #include "int8.h"
 #include "rows.h"
@@ -21,7 +22,6 @@ constexpr int64_t FEW_ROWS = 32;          // two tiles: weights are read once, s
 constexpr int64_t SLICE_STEPS = 16;       // of a panel: 32 KB, two thirds of the first-level cache
 constexpr int64_t BLOCK_ROWS = 512;       // rows that share a slice
 constexpr int64_t GROUP_PANELS = 4;       // panels that share a slice of x in second-level cache
-constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the weights of few rows
 
 // Tiles 0-3: sums [first rows | second rows] x [left | right]; 4, 5: x; 6, 7: weights of `k_rows` rows.
 static void configure(int first_rows, int second_rows, int k_rows) {
@@ -57,7 +57,7 @@ struct Slice {
     int64_t x_step, x_tile;  // bytes to the next step and to the next sixteen rows
     const char* w;
     int64_t w_step, steps;
-    const char* ahead;    // weights to prefetch meanwhile
+    const char* ahead;    // weights to prefetch meanwhile; of few rows their own
     int64_t ahead_lines;  // for each step
 };
 
@@ -94,7 +94,8 @@ static void multiply(const Slice& s, char* sums, bool is_first) {
             RADIX_TILE_MULTIPLY(2, 5, 6);
             RADIX_TILE_MULTIPLY(3, 5, 7);
         }
-        for (int64_t l = 0; l < s.ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        for (int64_t l = 0; l < s.ahead_lines; l++, ahead += 64)
+            PASSES ? __builtin_prefetch(ahead, 0, 2) : __builtin_prefetch(prefetched_in_turn(ahead));
         x += s.x_step, w += s.w_step;
     }
     _tile_stored(0, sums, 128);
@@ -161,7 +162,7 @@ static void few_rows(const LinearArgs& a, const TileRows& t, const char* x, cons
         for (int64_t p = p0; p < p1; p++) {
             const char* w = (const char*)a.w.data + p * t.steps * STEP_BYTES;
             multiply<BF16, TILES>(
-                {x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w + PREFETCH_BYTES, 32},
+                {x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w, 32},
                 (char*)sums, true);
             finish_rows(a, 0, a.m, p, sums);
         }
