@@ -275,6 +275,14 @@ def test_blocks_of_masks() -> None:
     block = describe_draft({**spark, "markov_head_type": "RNN"}).block
     assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
     assert block.num_drafts == 7
+    assert describe_draft({**spark, "architectures": ["LingDSparkModel"]}) == describe_draft(spark)
+
+
+def test_heads_of_lfm_have_no_convolutions() -> None:
+    raw = {**SHAPE, "architectures": ["Lfm2DSparkDraftModel"], "markov_rank": 8}
+    raw |= {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+    with pytest.raises(CheckpointError, match=r"'layer_types' names \['conv'\]"):
+        describe_draft(raw)
 
 
 def test_blocks_with_convolutions() -> None:

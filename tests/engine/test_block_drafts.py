@@ -36,6 +36,8 @@ HEADS: dict[str, dict[str, Any]] = {
         f"DSPARK {kind}": MARKOV | {"markov_head_type": kind}
         for kind in ("vanilla", "gated", "rnn")
     },
+    "DSPARK of LFM 2": MARKOV
+    | {"architectures": ["Lfm2DSparkDraftModel"], "markov_head_type": "vanilla"},
     "DFLASH 2": SECOND | {"is_causal": False},
     "DFLASH 2 of fewer tokens": SECOND | {"draft_vocab_size": 40},
     "DFLASH of fewer tokens": {"draft_vocab_size": 40, "sliding_window_non_causal": True},

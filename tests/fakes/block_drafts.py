@@ -173,7 +173,10 @@ def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context
     if "aux_hidden_norms.0.weight" in w:
         context = rms(context, w[f"layers.{layer}.input_layernorm.weight"])
     q, k, v = heads(w, at, torch.cat((context, h)), WIDTH)
-    q, k = (rotated(rms(x, w[f"{at}{n}_norm.weight"])) for x, n in ((q, "q"), (k, "k")))
+    q, k = (rms(x, w[f"{at}{n}_norm.weight"]) for x, n in ((q, "q"), (k, "k")))
+    if config["architectures"] == ["Lfm2DSparkDraftModel"]:  # which rotates neighboring channels
+        q, k = (torch.cat((x[..., 0::2], x[..., 1::2]), -1) for x in (q, k))
+    q, k = rotated(q), rotated(k)
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     ahead = torch.arange(num + SIZE) - torch.arange(num, num + SIZE)[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)

@@ -351,6 +351,8 @@ DRAFTS: dict[str, str] = {
     "DSparkDraftModel": "dflash:dspark",
     "DeepseekV4ForCausalLMDSpark": "dflash:deepseek_v4_dspark",
     "DSparkSpeculator": "dflash:dspark",
+    "Lfm2DSparkDraftModel": "dflash:lfm2_dspark",
+    "LingDSparkModel": "dflash:dspark",
     "Qwen3DSparkModel": "dflash:dspark",
     "ExaoneMoEForCausalLMMTP": "drafts:exaone_moe",
     "HYV3ForCausalLMNextN": "drafts:bailing",

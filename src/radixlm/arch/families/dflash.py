@@ -61,6 +61,14 @@ def dspark(c: Config) -> Draft:
     return _drafting(c, _layers(c), _markov_block(c))
 
 
+def lfm2_dspark(c: Config) -> Draft:
+    """The heads of LFM 2.5 rotate neighboring channels. Convolution layers are refused."""
+    kinds = {*(c.get("layer_types") or ())} - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise c.error("layer_types", f"names {sorted(kinds)}, which these heads do not support")
+    return dspark(c.replace(rope_is_neox_style=c.get("rope_is_neox_style", False)))
+
+
 def _markov_block(c: Config) -> MaskedBlock:
     own = _own(c)
     rank = own.get("markov_rank") or c.get("markov_rank", 0)
