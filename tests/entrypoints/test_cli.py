@@ -83,3 +83,18 @@ def test_ctrl_c_is_quiet_while_the_command_imports() -> None:
     command = [sys.executable, "-c", f"import sys; before = {{*sys.modules}}\n{code}"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_ctrl_c_does_not_wait_for_an_engine_that_loads() -> None:
+    program = """if True:
+        import atexit, threading
+        from radixlm.entrypoints import cli
+        threading.Thread(target=threading.Event().wait, name="engine", daemon=True).start()
+        atexit.register(print, "waited")
+        def interrupted(args):
+            raise KeyboardInterrupt
+        cli._run = interrupted
+        raise SystemExit(cli.main())
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

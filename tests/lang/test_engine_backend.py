@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -112,6 +113,37 @@ def test_a_server_gives_what_the_engine_gives(engine: sgl.Engine) -> None:
         asked = talk.run_batch([("a",), ("b",)], backend=endpoint, max_new_tokens=3)
         assert [len(state["b"]) for state in asked] == [3, 3]
         endpoint._http.close()
+
+
+def test_events_that_hold_only_what_is_new_make_the_same_text(engine: sgl.Engine) -> None:
+    """--incremental-streaming-output: as without it, but for each piece's log-probabilities."""
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user("What is the capital of France?")
+        s += sgl.assistant(sgl.gen("a", return_logprob=True, temperature=0))
+
+    def pieces(backend: Any) -> tuple[str, str, list[int]]:
+        state = program.run(backend=backend, stream=True)
+
+        async def collect() -> list[Any]:
+            return [one async for one in state.text_async_iter("a", return_meta_data=True)]
+
+        found = asyncio.run(collect())
+        counts = [len(meta["output_token_logprobs"]) for _, meta in found]
+        return "".join(text for text, _ in found), state.text(), counts
+
+    answer, whole, counts = pieces(engine)
+    assert counts == sorted(counts) and "Paris" in answer
+    option = {"incremental_streaming_output": True}
+    with sgl.Engine(**option) as own:
+        *texts, new = pieces(own)
+    assert (texts, sum(new)) == ([answer, whole], counts[-1])
+    with RunningServer("--incremental-streaming-output") as server:
+        endpoint = sgl.RuntimeEndpoint(server.url)
+        *texts, new = pieces(endpoint)
+        endpoint._http.close()
+    assert (texts, sum(new)) == ([answer, whole], counts[-1])
 
 
 @pytest.mark.parametrize("method", ["token_length", "greedy_token", "unconditional_likelihood"])

@@ -289,6 +289,21 @@ def test_chunks_a_retraction_and_a_death_in_the_waterfall(
 
 
 @pytest.mark.slow
+def test_a_line_stays_in_its_tile(page: Any) -> None:
+    """An engine that restarts tells of no cache, below the pages that were used before."""
+    page.goto("/ui/#/chat")
+    path = page.evaluate(
+        """async () => {
+          const { render, html } = await import("./vendor/preact.js");
+          const { Sparkline } = await import("./lib/chart.js");
+          const place = document.createElement("div");
+          render(html`<${Sparkline} values=${[0, 2048, 0]} max=${0} />`, place);
+          return place.querySelector("path").getAttribute("d");
+        }"""
+    )
+    assert path == "M0.0 23.0L50.0 1.0L100.0 23.0"
+
+
 def test_an_hour_of_frames_fits_in_the_heap(page: Any) -> None:
     feed(page, recorded())
     page.goto("/ui/#/live")

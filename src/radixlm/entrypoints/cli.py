@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 from radixlm import __version__
 from radixlm.base.errors import CheckpointError, ConfigError, TransferError
@@ -80,6 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"radixlm: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if argv is None and any(one.name == "engine" for one in threading.enumerate()):
+            os._exit(130)  # it may load a model: the end of the program would wait for it
         return 130
     except BrokenPipeError:
         _drop_output()

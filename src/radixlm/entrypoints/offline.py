@@ -340,6 +340,7 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
             future.cancel()
 
     async def _events(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
+        batch.stream_disjoint = self.config.serve.stream_output
         builder = self._builder(batch)
         with self._sessions.joined(batch.requests):
             async for event in builder.stream(self._engine.intake):

@@ -405,6 +405,11 @@ class SglSeparateReasoning(SglExpr):
         """The variable that gets the thinking of the first."""
         return next((reasoning_name(name) for name in self.variables), None)
 
+    @staticmethod
+    def process_name_for_reasoning(name: str) -> str:
+        """The variable of the thinking of ``name``, as SGLang calls it."""
+        return reasoning_name(name)
+
 
 class SglFork(SglExpr):
     form = (

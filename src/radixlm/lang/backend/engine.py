@@ -59,6 +59,10 @@ class EngineBackend(GenerateBackend):
             at = end
         return ids + (encode(text[at:], False) if at < len(text) else [])
 
+    @property
+    def streams_new_text(self) -> bool:
+        return self.engine.config.serve.stream_output
+
     def _generated(self, answer: dict[str, Any]) -> str:
         """The text with its ids, but for those of what ended it; without ids if they make another
         text, such as one that a stop string has cut."""
@@ -94,7 +98,12 @@ class EngineBackend(GenerateBackend):
 
         def event(answer: dict[str, Any]) -> None:
             nonlocal last
-            add(answer["text"][len(last["text"]) :], answer["meta_info"])
+            if self.streams_new_text:
+                add(answer["text"], answer["meta_info"])
+                ids = [*last.get("output_ids", ()), *(answer.get("output_ids") or ())]
+                answer = {**answer, "text": last["text"] + answer["text"], "output_ids": ids}
+            else:
+                add(answer["text"][len(last["text"]) :], answer["meta_info"])
             last = answer
 
         def read(_: Any) -> str | None:

@@ -24,10 +24,15 @@ _NOTHING = {"max_new_tokens": 0, "temperature": 0}
 
 
 class GenerateBackend(BaseBackend):
-    """``_post`` answers a body of /generate, ``_stream`` gives its events, with cumulative text.
+    """``_post`` answers a body of /generate, ``_stream`` gives its events.
     ``has_score_choices``: whether it scores choices by one request."""
 
     has_score_choices = False
+
+    @property
+    def streams_new_text(self) -> bool:
+        """Whether an event holds only what is new (--incremental-streaming-output)."""
+        return False
 
     @abstractmethod
     def _post(self, body: dict[str, Any]) -> Any: ...
@@ -46,7 +51,7 @@ class GenerateBackend(BaseBackend):
         length = 0
         for event in self._stream({**self._body(s, sampling_params), "stream": True}):
             yield event["text"][length:], event["meta_info"]
-            length = len(event["text"])
+            length = 0 if self.streams_new_text else len(event["text"])
 
     def cache_prefix(self, prefix_str: str) -> None:
         self._post({"text": prefix_str, "sampling_params": _NOTHING})

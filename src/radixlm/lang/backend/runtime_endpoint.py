@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from radixlm.base.lazy import load
@@ -44,6 +45,13 @@ class RuntimeEndpoint(GenerateBackend):
         self.model_info = self._http.request("GET", "/get_model_info")
         self.has_score_choices = bool(self.model_info.get("has_score_choices"))
         self.chat_template = template_of(self.get_model_name(), chat_template_name, self._own)
+
+    @cached_property
+    def streams_new_text(self) -> bool:  # type: ignore[override]
+        with suppress(RuntimeError):  # a gateway that does not tell
+            info = self.get_server_info()
+            return bool(info.get("stream_output") or info.get("incremental_streaming_output"))
+        return False
 
     def _own(self) -> tuple[Rendered, str] | None:
         """The chat template of a server of RadixLM."""
@@ -171,7 +179,7 @@ class Runtime:
         while (event := await asyncio.to_thread(next, events, None)) is not None:
             if len(event["text"]) > length:
                 yield event["text"][length:]
-                length = len(event["text"])
+                length = 0 if self.endpoint.streams_new_text else len(event["text"])
 
     add_request = async_generate
 

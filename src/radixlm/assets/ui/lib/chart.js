@@ -156,7 +156,8 @@ export function Chart(props) {
 export function Sparkline({ values, colour: name = "accent", max }) {
   const length = values.length;
   let top = max ?? 0;
-  if (max === undefined) for (let index = 0; index < length; index += 1) if (values[index] > top) top = values[index];
+  // a full cache may have been larger than the one that an engine which restarts tells of
+  for (let index = 0; index < length; index += 1) if (values[index] > top) top = values[index];
   let line = "";
   let pen = "M";
   for (let index = 0; index < length; index += 1) {
