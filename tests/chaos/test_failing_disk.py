@@ -8,9 +8,10 @@ import errno
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +19,8 @@ from radixlm.base.errors import Overloaded
 from radixlm.entrypoints.http.admin.request_log import _append
 from radixlm.entrypoints.http.batches import runner
 from radixlm.entrypoints.http.batches.files import Files
+from radixlm.entrypoints.http.errors import disk_fault
+from radixlm.entrypoints.http.responses.store import SqliteStore, Stored
 from radixlm.observe.requestlog import RequestLines
 from tests.chaos.test_full_disk import CHAT, _line, _upload, disk, fill
 from tests.fakes.http_server import scripted_server
@@ -123,6 +126,42 @@ async def test_a_file_that_cannot_be_read_is_not_taken_for_gone(
             _read_only(patch, tmp_path)
             answer = await _upload(server, b"y")
             assert answer.status_code == 503 and "--file-storage-path" in answer.text
+
+
+class _FailingDatabase:
+    """A connection whose second statement of a put fails."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+        if "unfinished" in statement:
+            raise sqlite3.OperationalError("disk I/O error")
+        return self.db.execute(statement, *args)
+
+    def __enter__(self) -> Any:
+        return self.db.__enter__()
+
+    def __exit__(self, *exc: Any) -> bool:
+        return self.db.__exit__(*exc)
+
+
+def test_a_store_that_failed_is_written_again(tmp_path: Path) -> None:
+    """What was begun is taken back: an open transaction would lock out other processes too."""
+    stores = [SqliteStore(tmp_path / "responses.sqlite") for _ in range(2)]
+    stored = Stored({"id": "resp_1", "status": "completed"}, [], [], "")
+    db = stores[0]._db
+    stores[0]._db = cast("sqlite3.Connection", _FailingDatabase(db))
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        stores[0].put(stored)
+    assert "--file-storage-path" in str(disk_fault(caught.value, "/v1/responses"))
+    stores[0]._db = db
+    assert stores[0].get("resp_1") is None
+    for store in (*stores[::-1], *stores):
+        store.put(stored)
+    assert all(store.get("resp_1") == stored for store in stores)
+    for store in stores:
+        store.close()
 
 
 def test_a_full_disk_tears_no_line_of_metrics(disk: Path) -> None:

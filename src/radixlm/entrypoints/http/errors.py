@@ -60,7 +60,7 @@ _INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_t
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DISK_FAILS = frozenset({errno.EIO, errno.EROFS})  # it may be repaired, or mounted again
-_SQLITE_FAILS = ("disk I/O", "readonly", "unable to open")
+_SQLITE_FAILS = ("disk I/O", "malformed", "readonly", "unable to open")
 _STORED = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations")
 
 
