@@ -100,14 +100,14 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
 ) -> None:
     monkeypatch.setattr(runner, "FULL_DISK_S", 0.0)
     full_times: list[bool] = []
-    run = runner.Batches._run_unless_full
+    run = runner.Batches._run_unless_disk_fails
 
     async def watched(batches: Any, server_state: Any, record: Any) -> bool:
         has_ended = await run(batches, server_state, record)
         full_times.append(not has_ended)
         return has_ended
 
-    monkeypatch.setattr(runner.Batches, "_run_unless_full", watched)
+    monkeypatch.setattr(runner.Batches, "_run_unless_disk_fails", watched)
     # most lines are open after the first answer
     monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)
     async with scripted_server(toy_folder, {}, file_storage_path=str(disk)) as server:

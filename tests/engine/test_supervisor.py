@@ -8,6 +8,7 @@ import errno
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +257,23 @@ async def test_a_death_is_counted_against_a_request_once(monkeypatch: pytest.Mon
     case = Case(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
     case.supervisor.inflight_log_path.write_bytes(b"suspect".ljust(1024, b"\0"))
     await case.run()
+    assert case.lost == ["suspect", None, None, None]
+
+
+async def test_a_log_that_cannot_be_deleted_blames_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the temporary folder has become read-only."""
+    case = Case(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
+    path = case.supervisor.inflight_log_path
+    path.write_bytes(b"suspect".ljust(1024, b"\0"))
+    unlink = Path.unlink
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        if self == path:
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert "died 4 times" in await case.run()
     assert case.lost == ["suspect", None, None, None]
 
 

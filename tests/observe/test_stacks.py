@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from radixlm.observe import stacks
-from radixlm.observe.stacks import collect_stacks
+from radixlm.observe.stacks import collect_stacks, offer_stacks
 
 CODE = """
 import ctypes, sys, threading
@@ -83,3 +84,14 @@ def test_the_answer_and_the_file_are_bounded(
     for _ in range(4):
         assert len(collect_stacks([tmp_path])) < 400
         assert file.stat().st_size < 5000
+
+
+def test_a_disk_that_fails_costs_the_stacks_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refused)
+    offer_stacks(tmp_path, "engine")
+    assert "no stacks of this process: Read-only file system" in caplog.text

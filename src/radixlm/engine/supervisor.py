@@ -83,6 +83,7 @@ class EngineSupervisor:
         self.folder = self._run_folder.path
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
         self.inflight_log_path = self.folder / INFLIGHT_LOG
+        self._told_suspect: str | None = None  # where that file cannot be deleted
         self.process: EngineProcess | None = None
         self.num_restarts = 0
         self.name = f"engine {index}" if config.parallel.num_replicas > 1 else "the engine"
@@ -184,9 +185,7 @@ class EngineSupervisor:
                 self._give_up(listener, self._why_not_started(code))
                 return
             self._reserve.release()  # for the file that tells which request was being computed
-            suspect = read_inflight_rid(self.inflight_log_path)
-            # the next may die before it writes its own
-            self.inflight_log_path.unlink(missing_ok=True)
+            suspect = self._take_suspect()
             listener.lost(self._poison_rid(code, suspect), f"{self.name}: {_reason(code)}")
             if code not in TRUSTED_ENDS or not self._has_beaten:
                 self._kept.empty()
@@ -235,6 +234,19 @@ class EngineSupervisor:
         if self._longest_load_s:
             limit_s = min(limit_s, LOAD_FACTOR * self._longest_load_s + LOAD_MARGIN_S)
         return limit_s
+
+    def _take_suspect(self) -> str | None:
+        """The request that was being computed alone when the engine died, told once: the next
+        engine may die before it writes its own."""
+        found = read_inflight_rid(self.inflight_log_path)
+        suspect = None if found == self._told_suspect else found
+        self._told_suspect = None
+        try:
+            self.inflight_log_path.unlink(missing_ok=True)
+        except OSError as error:  # a disk that fails, where no engine can write another
+            log.warning("%s: %s", self.inflight_log_path, error.strerror)
+            self._told_suspect = found
+        return suspect
 
     def _poison_rid(self, code: int, suspect: str | None) -> str | None:
         """The request to count the death against. SIGKILL usually comes from outside: it counts

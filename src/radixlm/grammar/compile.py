@@ -32,6 +32,7 @@ _MAX_STUCK_THREADS = 8
 _MAX_QUEUED = 1024
 _MAX_QUEUED_BY_CLIENT = 256
 _QUICK_S = 0.25  # of a CPU; ordinary schemas take milliseconds
+_STILL_S = 5.0
 _IDLE_S = 300.0  # then the processes end
 BACKENDS = Registry(
     "--grammar-backend",
@@ -75,6 +76,26 @@ def trial_maker(
     return lambda: Trial(setup)
 
 
+class _AwakeClock:
+    """Monotonic seconds without those in which this process stood still, as a paused container
+    does: of a longer time between two looks _STILL_S count. Whoever waits for a grammar looks each
+    second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now_s, self._seen_s = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now_s = time.monotonic()
+            self._now_s += min(max(now_s - self._seen_s, 0.0), _STILL_S)
+            self._seen_s = now_s
+            return self._now_s
+
+
+_awake_s = _AwakeClock()
+
+
 class GrammarFuture:
     """A grammar that is queued, compiled or refused. Shared by all its requests."""
 
@@ -92,7 +113,7 @@ class GrammarFuture:
 
     def queue(self) -> None:
         """The future waits for a worker from now on."""
-        self._deadline_s = time.monotonic() + self._queue_timeout_s
+        self._deadline_s = _awake_s() + self._queue_timeout_s
 
     def take(self) -> bool:
         """A worker takes the future from the queue; False if it has waited too long."""
@@ -106,7 +127,7 @@ class GrammarFuture:
     def is_late(self) -> bool:
         """Whether it has waited too long, or the compiler exceeded its time limit."""
         deadline_s = self._deadline_s
-        late = deadline_s is not None and time.monotonic() > deadline_s
+        late = deadline_s is not None and _awake_s() > deadline_s
         return late and not self._done.is_set()
 
     @property
@@ -155,7 +176,7 @@ class GrammarFuture:
 
     def run(self, compile_: Callable[[GrammarSpec], CompiledGrammar]) -> None:
         """Compile; called by a worker."""
-        self._deadline_s = time.monotonic() + self._timeout_s
+        self._deadline_s = _awake_s() + self._timeout_s
         self.is_compiling = True
         try:
             grammar = compile_(self.spec)

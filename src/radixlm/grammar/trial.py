@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import resource
 import select
@@ -144,7 +145,8 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> byt
         return b""
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN | select.POLLHUP)
-    if not poll.poll(timeout_s * 1000):
+    # one after the other: this process, and the other with it, may stand still for longer
+    if not any(poll.poll(1000) for _ in range(math.ceil(timeout_s))):
         return b""
     answer = process.stdout.read(1) or b""
     if answer == _INVALID:

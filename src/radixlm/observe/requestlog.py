@@ -82,13 +82,33 @@ _PLAIN = logging.Formatter()  # control characters are escaped in JSON
 _STAMPED = LineFormatter("requests")
 
 
+class _HourFiles(TimedRotatingFileHandler):
+    """A file an hour. A disk that is full or fails is told once in the server's log."""
+
+    fails = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or lose it."""
+        self._has_failed = False
+        super().emit(record)
+        self.fails = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Instead of a traceback for each line."""
+        self._has_failed = True
+        if not self.fails:
+            folder, error = Path(self.baseFilename).parent, sys.exc_info()[1]
+            told = "--log-requests-target %s: lines of requests are lost: %s"
+            log.warning(told, folder, getattr(error, "strerror", None) or error)
+
+
 def _handler(target: str) -> logging.Handler:
     if target == "stdout":
         return logging.StreamHandler(sys.stdout)
     path = Path(target) / f"{socket.gethostname()}_{os.getpid()}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return TimedRotatingFileHandler(path, when="H", encoding="utf-8")
+        return _HourFiles(path, when="H", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"--log-requests-target {target}: {error.strerror or error}; stdout or a folder that "

@@ -8,6 +8,7 @@ is held is its pid its own, and only then may it be sent the signal.
 import contextlib
 import faulthandler
 import fcntl
+import logging
 import os
 import signal
 import tempfile
@@ -15,6 +16,8 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 18  # of the stacks of one process
 WAIT_S = 2.0  # for all processes together
@@ -25,10 +28,15 @@ _asking = threading.Lock()
 
 def offer_stacks(folder: Path, role: str) -> None:
     """Let ``collect_stacks`` read this process's stacks in ``folder``; once a process. Not
-    where there is no such folder: the server is on another machine."""
+    where there is no such folder (the server is on another machine), or where its disk fails."""
     if not folder.is_dir():
         return
-    file = (folder / f"{_PREFIX}{role}-{os.getpid()}").open("ab+", buffering=0)
+    path = folder / f"{_PREFIX}{role}-{os.getpid()}"
+    try:
+        file = path.open("ab+", buffering=0)
+    except OSError as error:
+        log.warning("%s: no stacks of this process: %s", path, error.strerror)
+        return
     faulthandler.register(signal.SIGRTMIN, file=file, all_threads=True)  # keeps the file open
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -88,17 +88,18 @@ class GrammarState:
         return self.matcher.forced_tokens() if self.after is None else []
 
     def fill(self, row: Mask) -> list[int]:
-        """Write the mask of the next token; what must follow that."""
+        """Write the mask of the next token; what must follow that. A forced token is alone in the
+        mask also where it is sampled: log-probabilities, say, change no token."""
         matcher = self.matcher
         assert matcher is not None
-        if not self.jumps or matcher.masks_forced:
+        if matcher.masks_forced:
             matcher.fill_mask(row)
             if not self.jumps or not allows_one(row):
                 return []
         forced = matcher.forced_tokens()
         if forced and forced[0] < self.vocab:
             allow_alone(row, forced[0])
-            return forced[1:]
+            return forced[1:] if self.jumps else []
         if not matcher.masks_forced:
             matcher.fill_mask(row)
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import re
 import sqlite3
 from collections.abc import Mapping
@@ -58,6 +59,9 @@ _INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_t
 
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FAILS = frozenset({errno.EIO, errno.EROFS})  # it may be repaired, or mounted again
+_SQLITE_FAILS = ("disk I/O", "malformed", "readonly", "unable to open")
+_STORED = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations")
 
 
 class DiskFull(RadixError):
@@ -67,13 +71,23 @@ class DiskFull(RadixError):
     code = "insufficient_storage"
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether the error, or one of a group, means that the disk is full."""
+def disk_fault(error: BaseException, path: str = "") -> RadixError | None:
+    """What a client is told of an error, one of a group, or the cause of an ``Overloaded``, that
+    means that a disk is full or fails; None for other errors. ``path``: of the route."""
+    if isinstance(error, Overloaded) and error.__cause__ is not None:
+        return disk_fault(error.__cause__, path)
     if isinstance(error, BaseExceptionGroup):
-        return any(is_disk_full(inner) for inner in error.exceptions)
-    if isinstance(error, sqlite3.Error):
-        return "full" in str(error)
-    return isinstance(error, OSError) and error.errno in _DISK_FULL
+        faults = (disk_fault(inner, path) for inner in error.exceptions)
+        return next(filter(None, faults), None)
+    flag = " of --file-storage-path" if path.startswith(_STORED) else ""
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error) if isinstance(error, sqlite3.Error) else ""
+    if number in _DISK_FULL or "full" in text:
+        return DiskFull(f"the server's disk{flag} is full")
+    if number in _DISK_FAILS or any(part in text for part in _SQLITE_FAILS):
+        reason = text or os.strerror(number or errno.EIO)
+        return Overloaded(f"the server's disk{flag} fails: {reason}", retry_after_s=10)
+    return None
 
 
 class FinishError(RadixError):

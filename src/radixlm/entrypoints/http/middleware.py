@@ -28,9 +28,8 @@ from radixlm.entrypoints.http.access import Access, begin_access
 from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard, is_streamed
 from radixlm.entrypoints.http.errors import (
     ANTHROPIC_PATH,
-    DiskFull,
+    disk_fault,
     error_response,
-    is_disk_full,
 )
 from radixlm.entrypoints.http.ui import wants_page
 from radixlm.intake.call import begin_call, current_call
@@ -162,11 +161,11 @@ class RequestMiddleware:
         except PayloadTooLarge as error:
             await error_response(error, scope["path"])(scope, receive, send)
         except (OSError, sqlite3.Error) as error:
-            if started.is_begun or not is_disk_full(error):
+            fault = disk_fault(error, scope["path"])
+            if started.is_begun or fault is None:
                 raise
-            full = DiskFull("the server's disk is full")
-            log.error("%s %s: %s", scope["method"], scope["path"], error)
-            await error_response(full, scope["path"])(scope, receive, send)
+            log.error("%s %s: %s: %s", scope["method"], scope["path"], fault, error)
+            await error_response(fault, scope["path"])(scope, receive, send)
 
     def _fair_user(self, headers: dict[bytes, bytes]) -> str | None:
         """The user that the header of --fair-share names."""

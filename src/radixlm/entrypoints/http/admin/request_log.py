@@ -1,8 +1,11 @@
 """Recording requests: --log-requests, --crash-dump-folder, and their routes."""
 
 import asyncio
+import errno
+import fcntl
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -153,7 +156,7 @@ class TimeStatsLog(Observer):
 class RequestMetricsFiles(Observer):
     """Appends a line for each request that ends to a file an hour (--export-metrics-to-file): its
     parameters without texts, counts and times, as SGLang. ConfigError without a folder that can be
-    written."""
+    written. A disk that is full or fails is told once."""
 
     def __init__(self, folder: str | None) -> None:
         if folder is None:
@@ -163,6 +166,7 @@ class RequestMetricsFiles(Observer):
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--export-metrics-to-file-dir {folder}: {error}") from None
+        self._fails = False  # until a line is written again
 
     def ended(self, state: RequestState, finish: Finish) -> None:
         if state.rid.startswith(PROBE_PREFIX):
@@ -177,10 +181,23 @@ class RequestMetricsFiles(Observer):
         record = {"request_parameters": json.dumps(parameters), **meta_info(state, finish)}
         name = time.strftime("sglang-request-metrics-%Y%m%d_%H.log")
         try:
-            with (self._folder / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            _append(self._folder / name, json.dumps(record).encode() + b"\n")
+            self._fails = False
         except OSError as error:
-            log.warning("%s: a request's metrics are lost: %s", self._folder / name, error)
+            if not self._fails:
+                told = "--export-metrics-to-file-dir %s: metrics of requests are lost: %s"
+                log.warning(told, self._folder, error.strerror or error)
+            self._fails = True
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line whole or not at all, beside other processes. OSError."""
+    with path.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        if file.write(line) < len(line):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def install_request_log(state: ServerState) -> None:

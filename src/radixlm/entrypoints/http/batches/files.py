@@ -15,7 +15,7 @@ from radixlm.base.errors import InvalidRequest, NotFound, Overloaded
 from radixlm.base.private_files import make_private_folder, write_private
 from radixlm.base.thread_pool import FairThreadPool
 from radixlm.entrypoints.client import run_in
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import disk_fault, json_response
 from radixlm.entrypoints.http.state import state_of
 from radixlm.intake.identity import identity
 
@@ -63,7 +63,8 @@ class Files:
             write_json(self._path(str(record["id"]), "json"), record)
         except OSError as error:
             self._forget(str(record["id"]))
-            raise Overloaded(f"the file cannot be stored: {error.strerror}") from error
+            message = f"the file cannot be stored (--file-storage-path): {error.strerror}"
+            raise Overloaded(message) from error
         return record
 
     def _forget(self, file_id: str) -> None:
@@ -73,11 +74,10 @@ class Files:
                 self._path(file_id, ending).unlink(missing_ok=True)
 
     def record(self, file_id: str) -> dict[str, Any]:
-        """The record of a file, if the client may see it; NotFound."""
-        try:
-            record: dict[str, Any] = orjson.loads(self._path(file_id, "json").read_bytes())
-        except (OSError, orjson.JSONDecodeError):
-            raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
+        """The record of a file, if the client may see it; NotFound. OSError if the disk fails."""
+        record = read_record(self._path(file_id, "json"))
+        if record is None:
+            raise NotFound(f"no file {file_id!r:.100}", "file_id")
         if not identity().may_see(record.get("owner", "")):
             raise NotFound(f"no file {file_id!r:.100}", "file_id")
         if record["expires_at"] and record["expires_at"] < time.time():
@@ -86,12 +86,12 @@ class Files:
         return record
 
     def content(self, file_id: str) -> bytes:
-        """The bytes of a file; NotFound."""
+        """The bytes of a file; NotFound, and OSError if the disk fails."""
         self.record(file_id)
-        try:
-            return self._path(file_id, "bin").read_bytes()
-        except OSError:
-            raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
+        found = read_unless_gone(self._path(file_id, "bin"))
+        if found is None:
+            raise NotFound(f"no file {file_id!r:.100}", "file_id")
+        return found
 
     def delete(self, file_id: str) -> None:
         """Delete a file."""
@@ -107,6 +107,26 @@ class Files:
             except NotFound:
                 continue
         return sorted(records, key=lambda r: (-r["created_at"], r["id"]))
+
+
+def read_unless_gone(path: Path) -> bytes | None:
+    """The bytes of a file, None if it is not there or may not be read. OSError if the disk
+    fails: that the file is gone would be wrong."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if disk_fault(error):
+            raise
+        return None
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The record in a JSON file, None if there is none. OSError if the disk fails."""
+    try:
+        record: dict[str, Any] = orjson.loads(read_unless_gone(path) or b"")
+    except orjson.JSONDecodeError:
+        return None
+    return record
 
 
 def write_json(path: Path, value: Any) -> None:

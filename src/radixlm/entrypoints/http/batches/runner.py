@@ -26,9 +26,9 @@ from radixlm.base.private_files import (
     write_private,
 )
 from radixlm.entrypoints.client import run_in
-from radixlm.entrypoints.http.batches.files import Files, write_json
+from radixlm.entrypoints.http.batches.files import Files, read_record, read_unless_gone, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
-from radixlm.entrypoints.http.errors import is_disk_full
+from radixlm.entrypoints.http.errors import disk_fault
 from radixlm.entrypoints.http.middleware import fair_share_key, forget_request_id
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.call import begin_call
@@ -62,12 +62,9 @@ class Batches:
         return self._folder / f"{batch_id}.{ending}"
 
     def record(self, batch_id: str) -> Record:
-        """The record of a batch, if the client may see it; NotFound."""
-        try:
-            found: Record = orjson.loads(self._path(batch_id, "json").read_bytes())
-        except (OSError, orjson.JSONDecodeError):
-            raise NotFound(f"no batch {batch_id!r:.100}", "batch_id") from None
-        if not identity().may_see(found.get("owner", "")):
+        """The record of a batch, if the client may see it; NotFound. OSError if the disk fails."""
+        found = read_record(self._path(batch_id, "json"))
+        if found is None or not identity().may_see(found.get("owner", "")):
             raise NotFound(f"no batch {batch_id!r:.100}", "batch_id")
         return found
 
@@ -126,7 +123,12 @@ class Batches:
         so; how many may be."""
         if not self._folder.is_dir():
             return 0
-        left = [r for r in self.all() if r["status"] in RUNNING and r["id"] not in self._tasks]
+        try:
+            known = self.all()
+        except OSError as error:
+            log.error("no batch is continued before the next start: %s", disk_fault(error) or error)
+            return 0
+        left = [r for r in known if r["status"] in RUNNING and r["id"] not in self._tasks]
         for record in left:
             self._start(state, record)
         return len(left)
@@ -197,31 +199,40 @@ class Batches:
         has_own_cache = state.config.serve.isolate_cache_by == "key"
         set_identity(Identity(record.get("owner", ""), is_admin=False, has_own_cache=has_own_cache))
         try:
-            while not await self._run_unless_full(state, record):
+            while not await self._run_unless_disk_fails(state, record):
                 await asyncio.sleep(FULL_DISK_S)
-        except RequestError as error:
-            shown = {"code": "invalid_file", "message": str(error), "line": None, "param": None}
-            self._save(record, errors={"object": "list", "data": [shown]})
-            self._finish(record, "failed")
         except Exception:
             log.exception("batch %s failed", record["id"])
-            self._finish(record, "failed")
         finally:
             self._tasks.pop(record["id"], None)
             self._release(record["id"])
 
-    async def _run_unless_full(self, state: ServerState, record: Record) -> bool:
-        """Run the batch, if no other process does; False if the disk was full. Answers so far are
-        stored."""
+    async def _run_unless_disk_fails(self, state: ServerState, record: Record) -> bool:
+        """Run the batch, if no other process does; False if the disk was full or failed. Answers so
+        far are stored."""
         try:
             if self._claim(record):
-                await self._run(state, record)
+                await self._run_or_fail(state, record)
         except Exception as error:
-            if not is_disk_full(error):
+            fault = disk_fault(error, "/v1/batches")
+            if fault is None:
                 raise
-            log.error("batch %s waits for free disk space", record["id"])
+            log.error("batch %s waits: %s", record["id"], fault)
             return False
         return True
+
+    async def _run_or_fail(self, state: ServerState, record: Record) -> None:
+        try:
+            await self._run(state, record)
+        except Exception as error:
+            if disk_fault(error):
+                raise
+            if isinstance(error, RequestError):
+                told = {"code": "invalid_file", "message": str(error), "line": None, "param": None}
+                self._save(record, errors={"object": "list", "data": [told]})
+            else:
+                log.exception("batch %s failed", record["id"])
+            self._finish(record, "failed")
 
     async def _run(self, state: ServerState, record: Record) -> None:
         data = await run_in(self.threads, self._files.content, record["input_file_id"])
@@ -267,7 +278,7 @@ class Batches:
         done: set[str] = set()
         for ending, name in (("out", "completed"), ("err", "failed")):
             path = self._path(record["id"], ending)
-            data = _read(path)
+            data = read_unless_gone(path) or b""
             whole = [line for line in data.split(b"\n")[:-1] if line]
             if path.exists():
                 os.truncate(path, data.rfind(b"\n") + 1)  # needs no room on the disk
@@ -293,13 +304,6 @@ async def _yield_to_clients(state: ServerState) -> None:
     until_s = time.monotonic() + MAX_YIELD_S
     while state.intake.load.num_waiting and time.monotonic() < until_s:
         await asyncio.sleep(IDLE_POLL_S)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def check_lines(data: bytes, endpoint: str | None) -> tuple[Sequence[Line], list[Record]]:

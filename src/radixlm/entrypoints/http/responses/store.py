@@ -143,13 +143,12 @@ class SqliteStore:
         if stored.is_unfinished:
             statement = "INSERT OR REPLACE INTO unfinished VALUES (?, ?)"
             named = [response_id, self._process]
-        with self._lock:
+        with self._lock, self._db:  # rolled back where the disk fails
             self._db.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
                 (response_id, time.time(), *blobs, stored.owner),
             )
             self._db.execute(statement, named)
-            self._db.commit()
 
     def get(self, response_id: str) -> Stored | None:
         with self._lock:
@@ -163,10 +162,9 @@ class SqliteStore:
         return Stored(response, items, messages, row[3])
 
     def delete(self, response_id: str) -> bool:
-        with self._lock:
+        with self._lock, self._db:
             deleted = self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
             self._db.execute("DELETE FROM unfinished WHERE id = ?", (response_id,))
-            self._db.commit()
         return deleted.rowcount > 0
 
     def unfinished(self) -> list[Stored]:
