@@ -1,9 +1,13 @@
-"""Which headers pass through the gateway: all but those of one connection (RFC 9110, 7.6.1)."""
+"""Which headers pass through the gateway: all but those of one connection (RFC 9110, 7.6.1); and
+how the answers of workers to routes of the gateway pass."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from radixlm.router.call import Call, Headers
 from radixlm.router.worker import Worker
@@ -12,6 +16,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer "
     b"transfer-encoding upgrade host content-length expect".split()
 )
+_OF_BODY = frozenset((b"content-length", b"content-type", b"transfer-encoding", b"connection"))
 _NONE: AbstractSet[bytes] = frozenset()
 _PLAIN = (b"close", b"keep-alive", b"Keep-Alive")  # a Connection header that names no other
 _OWN = _HOP_BY_HOP | {b"x-request-id"}
@@ -84,3 +89,44 @@ def _dropped(headers: Headers, added: Headers) -> AbstractSet[bytes]:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
             named = named | {part.strip().lower() for part in value.split(b",")}
     return base | named if named else base
+
+
+def key_for(call: Call, worker: Worker) -> Headers:
+    """The key for a worker: its own, else the client's."""
+    if worker.api_key is not None:
+        return [(b"authorization", f"Bearer {worker.api_key}".encode())]
+    return [one for one in call.headers if one[0] in (b"authorization", b"x-api-key")]
+
+
+def shown(headers: Headers) -> tuple[str, Headers]:
+    """The content type and the other headers of a worker's answer."""
+    kind = next((v.decode("latin-1") for n, v in headers if n == b"content-type"), "")
+    return kind, [header for header in headers if header[0] not in _OF_BODY]
+
+
+async def chunks(exchange: Any) -> AsyncIterator[bytes]:
+    """The body of an exchange as it comes, no faster than it is read."""
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def take(data: bytes) -> None:
+        queue.put_nowait(data)
+        exchange.pause()
+
+    exchange.start(take)
+
+    def over(task: asyncio.Future[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # raised below, unless the client has left
+        queue.put_nowait(None)
+
+    ended = asyncio.ensure_future(exchange.wait())
+    ended.add_done_callback(over)
+    try:
+        while (data := await queue.get()) is not None:
+            yield data
+            if queue.empty():
+                exchange.resume()
+        await ended
+    finally:
+        exchange.close()
+        ended.cancel()

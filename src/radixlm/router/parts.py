@@ -5,6 +5,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.control:attach",
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
+    "radixlm.router.stored_files:attach",
     "radixlm.router.limits:attach",  # after the registry and the metrics
     "radixlm.router.kv_events_in:attach",
     "radixlm.router.dispatch:attach",

@@ -257,6 +257,8 @@ async def test_the_openapi_document_matches_the_routes(server: ScriptedServer) -
     name = chat["schema"]["$ref"].rpartition("/")[2]
     schema = document["components"]["schemas"][name]
     assert schema["additionalProperties"] is True and "messages" in schema["required"]
+    events = document["paths"]["/live/events"]["get"]["responses"]["200"]
+    assert list(events["content"]) == ["text/event-stream"]
     identifiers = [
         operation["operationId"]
         for path in document["paths"].values()

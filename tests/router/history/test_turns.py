@@ -11,7 +11,8 @@ import pytest
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, RequestError, TransferError
 from radixlm.router.answer import Answer, Routes
 from radixlm.router.call import Call, Headers
-from radixlm.router.history.routes import _chunks, attach
+from radixlm.router.forwarding import chunks
+from radixlm.router.history.routes import attach
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from radixlm.router.upstream import Cut
@@ -456,16 +457,16 @@ async def test_events_of_a_worker_are_read_no_faster_than_by_the_client() -> Non
                 self.ended.set_exception(Cut("closed"))
 
     exchange = Exchange()
-    chunks = _chunks(exchange)
-    first = asyncio.ensure_future(anext(chunks))
+    parts = chunks(exchange)
+    first = asyncio.ensure_future(anext(parts))
     await asyncio.sleep(0)
     exchange.sink(b"a")
     assert exchange.num_paused == 1  # until the client has taken it
     assert await first == b"a"
-    second = asyncio.ensure_future(anext(chunks))
+    second = asyncio.ensure_future(anext(parts))
     await asyncio.sleep(0)
     assert exchange.num_paused == 0
     exchange.sink(b"b")
     assert await second == b"b"
-    await chunks.aclose()  # the client leaves
+    await parts.aclose()  # the client leaves
     assert exchange.is_closed

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -12,14 +11,14 @@ import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, TransferError
 from radixlm.router.answer import Answer, error_answer, json_answer
-from radixlm.router.call import Call, Headers
+from radixlm.router.call import Call
+from radixlm.router.forwarding import chunks, key_for, shown
 from radixlm.router.history.history import FINAL, ID, History, Item, with_ids
 from radixlm.router.history.stores import open_store
 from radixlm.router.history.turn import serve_turn
 from radixlm.router.worker import Worker
 
 ASK_TIMEOUT_S = 30.0
-_OWN_HEADERS = frozenset((b"content-length", b"content-type", b"transfer-encoding", b"connection"))
 
 
 def attach(gateway: Any) -> None:
@@ -138,7 +137,7 @@ class HistoryRoutes:
             return None
         try:
             return await self._gateway.upstream.fetch(
-                worker.url, method, target, headers=_key(call, worker), timeout_s=ASK_TIMEOUT_S
+                worker.url, method, target, headers=key_for(call, worker), timeout_s=ASK_TIMEOUT_S
             )
         except TransferError:
             return None
@@ -155,20 +154,20 @@ class HistoryRoutes:
         for one in workers:
             answer = await self._ask(one, call.method, target, call)
             if answer is not None and answer.status not in (404, 405):
-                return Answer(answer.status, answer.body, *_shown(answer.headers))
+                return Answer(answer.status, answer.body, *shown(answer.headers))
         raise NotFound(f"no response {name!r:.100}", "response_id")
 
     async def _forward_stream(self, call: Call, workers: list[Worker], target: str) -> Answer:
         for one in workers:
             try:
                 exchange = await self._gateway.upstream.open(
-                    one.url, "GET", target, _key(call, one),
+                    one.url, "GET", target, key_for(call, one),
                     timeout_s=self._gateway.options.request_timeout_secs,
                 )  # fmt: skip
             except TransferError:
                 continue
             if exchange.status not in (404, 405):
-                return Answer(exchange.status, _chunks(exchange), *_shown(exchange.headers))
+                return Answer(exchange.status, chunks(exchange), *shown(exchange.headers))
             exchange.close()
         return error_answer(404, "no worker has the events of this response", "not_found")
 
@@ -213,47 +212,6 @@ def _told(body: bytes) -> Item:
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-async def _chunks(exchange: Any) -> AsyncIterator[bytes]:
-    """The body of an exchange as it comes, no faster than it is read."""
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    def take(data: bytes) -> None:
-        queue.put_nowait(data)
-        exchange.pause()
-
-    exchange.start(take)
-
-    def over(task: asyncio.Future[None]) -> None:
-        if not task.cancelled():
-            task.exception()  # raised below, unless the client has left
-        queue.put_nowait(None)
-
-    ended = asyncio.ensure_future(exchange.wait())
-    ended.add_done_callback(over)
-    try:
-        while (data := await queue.get()) is not None:
-            yield data
-            if queue.empty():
-                exchange.resume()
-        await ended
-    finally:
-        exchange.close()
-        ended.cancel()
-
-
-def _key(call: Call, worker: Worker) -> Headers:
-    """The key for a worker: its own, else the client's."""
-    if worker.api_key is not None:
-        return [(b"authorization", f"Bearer {worker.api_key}".encode())]
-    return [(name, value) for name, value in call.headers if name == b"authorization"]
-
-
-def _shown(headers: Headers) -> tuple[str, Headers]:
-    """The content type and the other headers of a worker's answer."""
-    kind = next((v.decode("latin-1") for n, v in headers if n == b"content-type"), "")
-    return kind, [header for header in headers if header[0] not in _OWN_HEADERS]
 
 
 def _page(items: list[Item], query: str, limit: int) -> Item:

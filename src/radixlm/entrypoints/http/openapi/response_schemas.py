@@ -334,6 +334,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/batches": {JSON: _one_of(BATCH, PAGE)},
     "/v1/batches/{batch_id}": {JSON: BATCH},
     "/v1/batches/{batch_id}/cancel": {JSON: BATCH},
+    "/live/events": {SSE: STR},
 }
 
 _USER = [{"role": "user", "content": "What is 17 + 25?"}]
