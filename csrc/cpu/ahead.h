@@ -16,7 +16,7 @@ struct Ahead {
 
 // Where weights that are read once are prefetched when `at` is read: in the window behind that of `at`, from
 // eight segments in turn. A core has as many lines under way as its prefetchers ask for, and these follow
-// several streams further than one. Measured on Sapphire Rapids' successor: 7 to 16 % more bytes a second.
+// several streams further than one. On an Emerald Rapids Xeon steps of one row take .80 to .88 of the time.
 RADIX_INLINE const char* prefetched_in_turn(const char* at) {
     constexpr uintptr_t WINDOW = 32768, SEGMENTS = 8, CHUNK = 256;
     const uintptr_t offset = uintptr_t(at) % WINDOW, chunk = offset / CHUNK;

@@ -13,8 +13,8 @@
 namespace radix {
 namespace RADIX_ISA {
 
-// What a pass over a panel prefetches at each step of 128 bytes: what it reads later, or its share of the next
-// panel where several passes read one; and into first-level cache 1 KB ahead.
+// What a pass over a panel prefetches at each step of 128 bytes: what it reads later, or its share of the
+// next panel where several passes read one; and into first-level cache 1 KB ahead.
 struct PanelAhead {
     int64_t offset = 8192, stride = 128;
     PanelAhead(int64_t steps, int64_t pass, int64_t passes) {

@@ -17,11 +17,11 @@ namespace RADIX_ISA {
 
 enum TileOp { BF16, SIGNED, NIBBLES };  // what is multiplied: bf16, int8 by int8, int8 by unsigned
 
-constexpr int64_t STEP_BYTES = 2048;      // of weights
-constexpr int64_t FEW_ROWS = 32;          // two tiles: weights are read once, straight from memory
-constexpr int64_t SLICE_STEPS = 16;       // of a panel: 32 KB, two thirds of the first-level cache
-constexpr int64_t BLOCK_ROWS = 512;       // rows that share a slice
-constexpr int64_t GROUP_PANELS = 4;       // panels that share a slice of x in second-level cache
+constexpr int64_t STEP_BYTES = 2048;  // of weights
+constexpr int64_t FEW_ROWS = 32;      // two tiles: weights are read once, straight from memory
+constexpr int64_t SLICE_STEPS = 16;   // of a panel: 32 KB, two thirds of the first-level cache
+constexpr int64_t BLOCK_ROWS = 512;   // rows that share a slice
+constexpr int64_t GROUP_PANELS = 4;   // panels that share a slice of x in second-level cache
 
 // Tiles 0-3: sums [first rows | second rows] x [left | right]; 4, 5: x; 6, 7: weights of `k_rows` rows.
 static void configure(int first_rows, int second_rows, int k_rows) {
@@ -161,9 +161,8 @@ static void few_rows(const LinearArgs& a, const TileRows& t, const char* x, cons
     ctx.each(panels_of(a.w), 4, [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; p++) {
             const char* w = (const char*)a.w.data + p * t.steps * STEP_BYTES;
-            multiply<BF16, TILES>(
-                {x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w, 32},
-                (char*)sums, true);
+            multiply<BF16, TILES>({x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w, 32},
+                                  (char*)sums, true);
             finish_rows(a, 0, a.m, p, sums);
         }
     });
