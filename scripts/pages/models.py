@@ -46,6 +46,9 @@ CPM-Ant, GPT-Neo), other masks (Doge) or other positions (RoBERTa as a decoder).
 Layers that choose what they read (`Indexer`, `BlockIndexer`), that read compressed KV
 (`CompressedSparseAttention` of DeepSeek V4) or have a mask of their own (Step 1, chunked layers of
 Rnj-1) gather keys sequence by sequence in plain torch, which is exact but slow.
+
+MiniCPM-SALA's layers that its authors make sparse beyond `dense_len` tokens (InfLLM v2) read all
+tokens here, so that long answers can differ from theirs.
 """
 NOT_BUILT = """
 Prediction layers that are not built, and why:
