@@ -423,7 +423,7 @@ def _decoder_of(backend: Backend) -> Decoder:
 
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_WORKS = "copy the model's there, or name the folder of one with --tokenizer-path"
+_WORKS = "copy the model's there, or use --tokenizer-path or --skip-tokenizer-init"
 
 
 def _load_with_transformers(
@@ -441,11 +441,11 @@ def _load_with_transformers(
         tokenizer = library.AutoTokenizer.from_pretrained(str(source), **options)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         if not any((source / name).exists() for name in _FILES):
-            raise CheckpointError(f"{path} holds no tokenizer ({_FILES[0]}); {_WORKS}") from error
+            raise CheckpointError(f"no tokenizer is in {path} ({_FILES[0]}); {_WORKS}") from error
         message = f"transformers cannot load a tokenizer from {path}: {error}"
         raise CheckpointError(message) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made without a file
-        raise CheckpointError(f"{path} holds no tokenizer ({_FILES[0]}); {_WORKS}")
+        raise CheckpointError(f"no tokenizer is in {path} ({_FILES[0]}); {_WORKS}")
     named = {name: getattr(tokenizer, name) for name in _NAMED}
     if isinstance(tokenizer.chat_template, str | dict):
         named["chat_template"] = tokenizer.chat_template

@@ -15,6 +15,7 @@ from radixlm.wire.curve import MIN_CHARS, fingerprint, secure
 
 FLAG = "--dist-init-addr"
 RECONNECT_MS = 30  # zmq adds up to as much
+CLOSE_MS = 1000  # longest wait for the end of a port
 _MAX_BYTES = 16 << 20  # what nodes say to node 0 is short
 _OF_NODE0 = {
     zmq.ROUTER_HANDOVER: 1,
@@ -88,6 +89,7 @@ class ClusterSocket:
     def __init__(self, address: str, secret: str, bind: bool, identity: bytes = b"") -> None:
         host, port = split_address(address)
         self.num_refused, self.is_connected = 0, False
+        self.address, self._is_bound = "", False
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(
             zmq.ROUTER if bind else zmq.DEALER
         )
@@ -99,7 +101,7 @@ class ClusterSocket:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         secure(self.socket, secret, is_server=bind)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-        events |= sum(_FAILED)
+        events |= sum(_FAILED) | zmq.EVENT_CLOSED
         self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
         where = f"tcp://{url_host(host)}:{port}"
         try:
@@ -115,6 +117,7 @@ class ClusterSocket:
         bound: object = self.socket.getsockopt(zmq.LAST_ENDPOINT)  # port 0 has become a free one
         assert isinstance(bound, bytes)
         self.address = bound.rstrip(b"\0").decode().removeprefix("tcp://")
+        self._is_bound = bind
 
     def send(self, data: bytes, to: bytes | None = None) -> bool:
         """False if there is no such peer, or none yet."""
@@ -149,6 +152,12 @@ class ClusterSocket:
         return is_lost, is_reached
 
     def close(self) -> None:
+        """A port can be bound again afterwards: ZeroMQ frees it in a thread of its own."""
+        if self._is_bound:
+            self.socket.unbind(f"tcp://{self.address}")
+            while self.monitor.poll(CLOSE_MS):
+                if recv_monitor_message(self.monitor)["event"] == zmq.EVENT_CLOSED:
+                    break
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)

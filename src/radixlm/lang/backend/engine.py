@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.entrypoints.offline import Engine
 from radixlm.lang.backend.base_backend import Done, tell
-from radixlm.lang.backend.generate_api import GenerateBackend, results
+from radixlm.lang.backend.generate_api import GenerateBackend, continued, results
 from radixlm.lang.calls import Generated
 from radixlm.lang.model_template import template_of
 from radixlm.text.chat import ChatTemplate as Rendered
@@ -99,11 +99,11 @@ class EngineBackend(GenerateBackend):
         def event(answer: dict[str, Any]) -> None:
             nonlocal last
             if self.streams_new_text:
-                add(answer["text"], answer["meta_info"])
+                meta = continued(last.get("meta_info", {}), answer["meta_info"])
                 ids = [*last.get("output_ids", ()), *(answer.get("output_ids") or ())]
-                answer = {**answer, "text": last["text"] + answer["text"], "output_ids": ids}
-            else:
-                add(answer["text"][len(last["text"]) :], answer["meta_info"])
+                text = last["text"] + answer["text"]
+                answer = {**answer, "text": text, "output_ids": ids, "meta_info": meta}
+            add(answer["text"][len(last["text"]) :], answer["meta_info"])
             last = answer
 
         def read(_: Any) -> str | None:

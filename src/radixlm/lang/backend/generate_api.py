@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 _NOTHING = {"max_new_tokens": 0, "temperature": 0}
 
 
+_NEW_ONLY = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+
+
+def continued(earlier: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta_info of an event that holds only what is new, with the log-probabilities of the
+    events before it."""
+    lists = {name: [*(earlier.get(name) or ()), *(meta.get(name) or ())] for name in _NEW_ONLY}
+    return meta | {name: listed for name, listed in lists.items() if listed}
+
+
 class GenerateBackend(BaseBackend):
     """``_post`` answers a body of /generate, ``_stream`` gives its events.
     ``has_score_choices``: whether it scores choices by one request."""
@@ -48,9 +58,12 @@ class GenerateBackend(BaseBackend):
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, Any]]:
-        length = 0
+        length, meta = 0, dict[str, Any]()
         for event in self._stream({**self._body(s, sampling_params), "stream": True}):
-            yield event["text"][length:], event["meta_info"]
+            meta = (
+                continued(meta, event["meta_info"]) if self.streams_new_text else event["meta_info"]
+            )
+            yield event["text"][length:], meta
             length = 0 if self.streams_new_text else len(event["text"])
 
     def cache_prefix(self, prefix_str: str) -> None:
