@@ -45,11 +45,16 @@ static void configure(int first_rows, int second_rows, int k_rows) {
 
 #define RADIX_LOAD_X(tile, from)                \
     do {                                        \
-        if constexpr (PASSES)                   \
+        if constexpr (READS == X_PASSES)        \
             _tile_stream_loadd(tile, from, 64); \
         else                                    \
             _tile_loadd(tile, from, 64);        \
     } while (0)
+
+// How often operands are read: AGAIN, by further calls; X_PASSES, x comes from second-level cache and is not
+// to evict the weights from the first; WEIGHTS_ONCE, these come from memory and are prefetched from `ahead`
+// on.
+enum Reads { AGAIN, X_PASSES, WEIGHTS_ONCE };
 
 // Where a kernel finds a slice of x (tiles of 64-byte rows) and of a panel.
 struct Slice {
@@ -57,13 +62,12 @@ struct Slice {
     int64_t x_step, x_tile;  // bytes to the next step and to the next sixteen rows
     const char* w;
     int64_t w_step, steps;
-    const char* ahead;    // weights to prefetch meanwhile; of few rows their own
+    const char* ahead;    // weights to prefetch meanwhile
     int64_t ahead_lines;  // for each step
 };
 
-// sums [16 * TILES][32] of 32-bit numbers (+)= x * w. `is_first` starts from zero. `PASSES`: x comes from
-// second-level cache and is not to evict the weights from the first.
-template <int OP, int TILES, bool PASSES = false>
+// sums [16 * TILES][32] of 32-bit numbers (+)= x * w. `is_first` starts from zero.
+template <int OP, int TILES, Reads READS = AGAIN>
 static void multiply(const Slice& s, char* sums, bool is_first) {
     if (is_first) {
         _tile_zero(0);
@@ -95,7 +99,10 @@ static void multiply(const Slice& s, char* sums, bool is_first) {
             RADIX_TILE_MULTIPLY(3, 5, 7);
         }
         for (int64_t l = 0; l < s.ahead_lines; l++, ahead += 64)
-            PASSES ? __builtin_prefetch(ahead, 0, 2) : __builtin_prefetch(prefetched_in_turn(ahead));
+            if constexpr (READS == WEIGHTS_ONCE)
+                __builtin_prefetch(prefetched_in_turn(ahead));
+            else
+                __builtin_prefetch(ahead, 0, 2);
         x += s.x_step, w += s.w_step;
     }
     _tile_stored(0, sums, 128);
@@ -161,8 +168,8 @@ static void few_rows(const LinearArgs& a, const TileRows& t, const char* x, cons
     ctx.each(panels_of(a.w), 4, [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; p++) {
             const char* w = (const char*)a.w.data + p * t.steps * STEP_BYTES;
-            multiply<BF16, TILES>({x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w, 32},
-                                  (char*)sums, true);
+            multiply<BF16, TILES, WEIGHTS_ONCE>(
+                {x, t.step_bytes(), t.tile_bytes(), w, STEP_BYTES, t.steps, w, 32}, (char*)sums, true);
             finish_rows(a, 0, a.m, p, sums);
         }
     });
@@ -216,9 +223,9 @@ static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows&
                                 ahead + (tile - t0) / 2 * steps * lines * 64,
                                 lines};
                         if (tile + 1 < t1)
-                            multiply<OP, 2, true>(s, sums, s0 == 0);
+                            multiply<OP, 2, X_PASSES>(s, sums, s0 == 0);
                         else
-                            multiply<OP, 1, true>(s, sums, s0 == 0);
+                            multiply<OP, 1, X_PASSES>(s, sums, s0 == 0);
                         if (is_last)
                             done(tile * 16, std::min(int64_t(32), std::min(t1 * 16, t.m) - tile * 16), p,
                                  sums);
