@@ -19,7 +19,6 @@ from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
-from radixlm.hub.locate import Wanted
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.observer import Observer
 from radixlm.lora.registry import AdapterOptions
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_VOCAB = 64  # of a tokenizer without files, such as one of bytes
-
 
 def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
     """The tokenizer of --tokenizer-path, None with --skip-tokenizer-init."""
@@ -48,14 +45,6 @@ def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
     if folder != info.folder and folder.exists():
         refuse_special_files(folder)
     found = load_tokenizer(folder, config.model.tokenizer_mode)
-    # transformers makes an empty one of config.json alone
-    if found.backend.get_vocab_size() < MIN_VOCAB and load("radixlm.hub.folder:lacks")(
-        folder, Wanted("tokenizer")
-    ):
-        raise CheckpointError(
-            f"{folder}: no tokenizer is in it (tokenizer.json, tokenizer.model ...); copy the "
-            "model's to it, or use --tokenizer-path or --skip-tokenizer-init"
-        )
     encoder = info.decoder.encoder
     if encoder is not None and encoder.is_padded:
         found.pads_to = info.context_len

@@ -12,10 +12,6 @@ from radixlm.hub.locate import Wanted
 _SMALL = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
 _SMALL_FOLDERS = re.compile(r"(\d+_[^/]*|additional_chat_templates|adapters/[^/]+)/[^/]+$")
 _NOT_SMALL = ("trainer_state.json", "*.index.json", "README*", "LICENSE*", "model.json")
-_TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json"),
-    *("spiece.model", "sentencepiece.bpe.model"),
-)
 # files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated*", "optimizer*", "scheduler*", "training_args*", "rng_state*")
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)$")
@@ -94,11 +90,6 @@ def gguf_files(names: Iterable[str], selector: str) -> list[str]:
             return models[near[0]]
     choices = ", ".join(key.rpartition("/")[2] + ".gguf" for key in models)
     raise CheckpointError(f"no GGUF file matches {selector!r}; there are: {choices}")
-
-
-def has_tokenizer(names: Iterable[str]) -> bool:
-    """Whether one of the files is a tokenizer."""
-    return any(fnmatchcase(name, pattern) for name in names for pattern in _TOKENIZERS)
 
 
 def missing_parts(names: Collection[str]) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from radixlm.arch.json_file import object_or_empty
 from radixlm.base.errors import CheckpointError
+from radixlm.base.tokenizer_files import has_tokenizer
 from radixlm.hub.choose import (
     choose,
     gguf_files,
-    has_tokenizer,
     index_names,
     is_gguf,
     missing_parts,

@@ -62,10 +62,7 @@ def main(argv: list[str]) -> int:
         if args.system:
             talk.command(f"/system {args.system}")
         for path in args.image:
-            try:
-                talk.command(f"/image {path}")
-            except ConfigError as error:
-                raise ConfigError(str(error).replace("/image", f"--image {path}", 1)) from error
+            talk.attach(path.strip(), "image", f"--image {path}")
         talk.params |= {} if args.max_new_tokens is None else {"max_tokens": args.max_new_tokens}
         talk.params |= {} if args.temperature is None else {"temperature": args.temperature}
         talk.is_thinking = args.think

@@ -124,12 +124,14 @@ class Conversation:
         return "the system message is set" if text else "no system message"
 
     def _image(self, path: str) -> str:
-        return self._attach(path, "image")
+        return self.attach(path, "image")
 
     def _audio(self, path: str) -> str:
-        return self._attach(path, "audio")
+        return self.attach(path, "audio")
 
-    def _attach(self, path: str, kind: str) -> str:
+    def attach(self, path: str, kind: str, name: str = "") -> str:
+        """Send a file with the next message. ConfigError, which begins with ``name``, or with the
+        command, where it cannot be read."""
         if not path:
             self._media = []
             return "the next message has no attachment"
@@ -139,7 +141,7 @@ class Conversation:
             try:
                 content = Path(path).expanduser().read_bytes()
             except OSError as error:
-                raise ConfigError(f"/{kind}: {reason(error)}") from error
+                raise ConfigError(f"{name or f'/{kind}'}: {reason(error)}") from error
             mime = mimetypes.guess_type(path)[0] or f"{kind}/{'png' if kind == 'image' else 'wav'}"
             url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
         self._media.append({"type": f"{kind}_url", f"{kind}_url": {"url": url}})

@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import load, require_transformers
+from radixlm.base.tokenizer_files import has_tokenizer
 from radixlm.text.normalizer import MAX_GROWTH, growth, has_repeated_groups
 from radixlm.text.token_bytes import Decoder
 
@@ -422,7 +423,7 @@ def _decoder_of(backend: Backend) -> Decoder:
     return Decoder.from_json(decoder.__getstate__() if decoder is not None else None)
 
 
-_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_MIN_VOCAB = 64  # of a tokenizer without files, such as one of bytes
 _WORKS = "copy the model's there, or use --tokenizer-path or --skip-tokenizer-init"
 
 
@@ -437,15 +438,17 @@ def _load_with_transformers(
     source = path if path.is_dir() else path.parent
     if not path.is_dir():
         options["gguf_file"] = path.name
+    lacks_files = path.is_dir() and not has_tokenizer(one.name for one in path.iterdir())
+    none = f"no tokenizer is in {path} (tokenizer.json); {_WORKS}"
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(str(source), **options)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        if not any((source / name).exists() for name in _FILES):
-            raise CheckpointError(f"no tokenizer is in {path} ({_FILES[0]}); {_WORKS}") from error
+        if lacks_files:
+            raise CheckpointError(none) from error
         message = f"transformers cannot load a tokenizer from {path}: {error}"
         raise CheckpointError(message) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made without a file
-        raise CheckpointError(f"no tokenizer is in {path} ({_FILES[0]}); {_WORKS}")
+    if lacks_files and len(tokenizer) < _MIN_VOCAB:  # made of config.json alone
+        raise CheckpointError(none)
     named = {name: getattr(tokenizer, name) for name in _NAMED}
     if isinstance(tokenizer.chat_template, str | dict):
         named["chat_template"] = tokenizer.chat_template

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base import env
-from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.errors import ConfigError, InvalidRequest, reason
 from radixlm.base.log import set_level
 from radixlm.config.observe import LOG_LEVELS
 from radixlm.engine.crash_dump import Recorder
@@ -186,7 +186,7 @@ class RequestMetricsFiles(Observer):
         except OSError as error:
             if not self._fails:
                 told = "--export-metrics-to-file-dir %s: metrics of requests are lost: %s"
-                log.warning(told, self._folder, error.strerror or error)
+                log.warning(told, self._folder, reason(error))
             self._fails = True
 
 
@@ -226,7 +226,7 @@ def install_crash_dump(state: ServerState) -> None:
     try:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--crash-dump-folder {folder}: {error.strerror or error}") from error
+        raise ConfigError(f"--crash-dump-folder {folder}: {reason(error)}") from error
     intake = state.intake
     recorder = Recorder(Path(folder), state.config, lambda: intake.requests.values())
     state.extras[Recorder] = recorder
