@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import orjson
 
-from radixlm.base.errors import anthropic_type
+from radixlm.base.errors import InvalidRequest, anthropic_type
 from radixlm.base.record import Record, field
 from radixlm.router.call import Call, Headers
 
@@ -117,3 +117,19 @@ def in_form_of(call: Call, status: int, body: bytes) -> bytes:
     if call.path.startswith("/api/"):
         return orjson.dumps({"error": orjson.loads(body)["error"]["message"]})
     return body
+
+
+def cut_page(
+    items: list[dict[str, Any]], asked: Mapping[str, str], after: str, limit: int, most: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """The ``limit`` items, unless ``asked`` says how many up to ``most``, behind the one that its
+    field ``after`` names; and whether there are more. InvalidRequest."""
+    text = asked.get("limit", str(limit))
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise InvalidRequest(f"limit must be from 1 to {most}", "limit")
+    if after in asked:
+        places = [place for place, item in enumerate(items) if item["id"] == asked[after]]
+        if not places:
+            raise InvalidRequest(f"{after}: no item {asked[after]!r:.100}", after)
+        items = items[places[0] + 1 :]
+    return items[: int(text)], len(items) > int(text)

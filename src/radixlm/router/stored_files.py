@@ -13,7 +13,7 @@ import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, TransferError
 from radixlm.base.record import Record
-from radixlm.router.answer import Answer, json_answer
+from radixlm.router.answer import Answer, cut_page, json_answer
 from radixlm.router.call import Call
 from radixlm.router.forwarding import authorized, chunks, key_for, seen_model, shown, to_worker
 from radixlm.router.history.history import ID
@@ -190,20 +190,12 @@ class StoredFiles:
 
 def _page(kind: _Kind, records: list[dict[str, Any]], asked: dict[str, str]) -> dict[str, Any]:
     """A page of ``records``, which are the newest first."""
-    text = asked.get("limit", str(kind.limit))
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= kind.max_limit:
-        raise InvalidRequest(f"limit must be from 1 to {kind.max_limit}", "limit")
     is_back = kind is MESSAGES and "before_id" in asked  # the same list from its other end
     after = "before_id" if is_back else kind.after
     if is_back or (kind is FILES and asked.get("order") == "asc"):
         records = records[::-1]
-    if after in asked:
-        places = [place for place, one in enumerate(records) if one["id"] == asked[after]]
-        if not places:
-            raise InvalidRequest(f"{after}: no {asked[after]!r:.100} in this list", after)
-        records = records[places[0] + 1 :]
-    data = records[: int(text)]
+    data, has_more = cut_page(records, asked, after, kind.limit, kind.max_limit)
     data = data[::-1] if is_back else data
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-    page = {"data": data, "has_more": len(records) > int(text), "first_id": None, "last_id": None}
+    page = {"data": data, "has_more": has_more, "first_id": None, "last_id": None}
     return ({} if kind is MESSAGES else {"object": "list"}) | page | ends

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, TransferError
-from radixlm.router.answer import Answer, error_answer, json_answer
+from radixlm.router.answer import Answer, cut_page, error_answer, json_answer
 from radixlm.router.call import Call
 from radixlm.router.forwarding import chunks, key_for, shown
 from radixlm.router.history.history import FINAL, ID, History, Item, with_ids
@@ -217,18 +217,10 @@ def _told(body: bytes) -> Item:
 def _page(items: list[Item], query: str, limit: int) -> Item:
     """A page of ``items`` by the query's limit, order (desc unless asc) and after."""
     asked = {name: values[-1] for name, values in parse_qs(query).items()}
-    text = asked.get("limit", str(limit))
-    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= 100:
-        raise InvalidRequest("limit must be from 1 to 100", "limit")
     if asked.get("order", "desc") not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
     found = items if asked.get("order") == "asc" else items[::-1]
-    if "after" in asked:
-        places = [place for place, item in enumerate(found) if item["id"] == asked["after"]]
-        if not places:
-            raise InvalidRequest(f"after: no item {asked['after']!r:.100}", "after")
-        found = found[places[0] + 1 :]
-    return _listed(found[: int(text)], len(found) > int(text))
+    return _listed(*cut_page(found, asked, "after", limit, 100))
 
 
 def _listed(items: list[Item], has_more: bool) -> Item:
