@@ -1,10 +1,15 @@
 """Optional packages, imported when first used, with an error that says how to get them."""
 
 import importlib
+import threading
 from types import ModuleType
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+
+# transformers replaces methods of its base class while it makes a model, then puts back what it
+# found: two threads at once could leave them replaced for good
+transformers_loading = threading.RLock()
 
 
 def require(module: str, extra: str, why: str) -> ModuleType:

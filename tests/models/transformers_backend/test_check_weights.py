@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.multimodal import tiny
@@ -15,6 +17,7 @@ from torch import nn
 
 from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import transformers_loading
 from radixlm.kernels.dispatch import bind
 from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
@@ -82,3 +85,26 @@ def test_optional_tensors_may_be_missing(tmp_path: Path) -> None:
     report: dict[str, Any] = {"missing_keys": ["text.a"], "mismatched_keys": [("text.b", [1], [2])]}
     check_report(report, tmp_path, "the encoders", lambda name: not name.startswith("text"))
     check_numbers(nn.Linear(2, 2), tmp_path, "the encoders")
+
+
+def test_one_model_is_loaded_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers replaces methods of its base class meanwhile, for all threads."""
+    tiny.save(tiny.llava(), tmp_path)
+    others: list[bool] = []
+
+    def make(cls: Any, *args: Any, **options: Any) -> Any:
+        with ThreadPoolExecutor(1) as thread:  # a lock that this thread holds, another cannot take
+            others.append(thread.submit(transformers_loading.acquire, blocking=False).result())
+        return whole(*args, **options)
+
+    whole = transformers.LlavaForConditionalGeneration.from_pretrained
+    kind = transformers.LlavaForConditionalGeneration
+    monkeypatch.setattr(kind, "from_pretrained", classmethod(make))
+    TransformersEncoder(tmp_path, CPU, torch.float32)
+    whole = transformers.Qwen3ForCausalLM.from_pretrained
+    monkeypatch.setattr(transformers.Qwen3ForCausalLM, "from_pretrained", classmethod(make))
+    folder = cached_tiny("Qwen3ForCausalLM")
+    TransformersModel(folder, describe(folder), CPU, torch.float32, bind("cpu"))
+    assert others == [False, False]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require_transformers
+from radixlm.base.lazy import require_transformers, transformers_loading
 from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
@@ -20,12 +20,13 @@ class ImageEmbedder:
         self._device = device
         transformers: Any = require_transformers("multimodal", "a model with a vision encoder")
         try:
-            model, report = transformers.AutoModel.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                ignore_mismatched_sizes=True,  # our own check names the file
-                output_loading_info=True,
-            )
+            with transformers_loading:
+                model, report = transformers.AutoModel.from_pretrained(
+                    folder,
+                    dtype=torch.float32,
+                    ignore_mismatched_sizes=True,  # our own check names the file
+                    output_loading_info=True,
+                )
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{folder}: its encoder cannot be loaded: {error}") from error
         check_report(report, folder, "the encoder", lambda name: not name.startswith("text_"))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.arch.names import is_beside, is_scale
 from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import transformers_loading
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.weights.folder import open_files, open_folder
 
@@ -37,14 +38,15 @@ def pretrained(auto: Any, config: Any, folder: Path, dtype: torch.dtype) -> tupl
     weights = _dequantized_encoders(folder)
     if weights is not None:
         source, auto = None, auto._model_mapping[type(config)]
-    loaded: tuple[Any, Any] = auto.from_pretrained(
-        source,
-        config=config,
-        state_dict=weights,
-        dtype=dtype,
-        ignore_mismatched_sizes=True,  # the language model has no layers here
-        output_loading_info=True,
-    )
+    with transformers_loading:
+        loaded: tuple[Any, Any] = auto.from_pretrained(
+            source,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # the language model has no layers here
+            output_loading_info=True,
+        )
     return loaded
 
 

@@ -22,7 +22,7 @@ from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import architecture_of, generates_speech
 from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require_transformers
+from radixlm.base.lazy import require_transformers, transformers_loading
 from radixlm.models.encoders.custom import build
 from radixlm.models.encoders.layout_weights import config_of, fill, pretrained
 from radixlm.models.encoders.vision_programs import use_programs
@@ -241,7 +241,8 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         _without_layers(config.get_text_config())
         auto = _auto(transformers, config)
         if layout is not None and layout.names:
-            model = auto.from_config(config, dtype=dtype)
+            with transformers_loading:
+                model = auto.from_config(config, dtype=dtype)
             inner: Any = getattr(model, "model", model)
             report: Any = fill(inner, layout, folder, dtype, layout.extra_weights(raw, folder))
         else:

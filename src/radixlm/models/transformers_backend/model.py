@@ -23,7 +23,7 @@ from torch import Tensor
 from radixlm.arch.json_file import read_object
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require_transformers
+from radixlm.base.lazy import require_transformers, transformers_loading
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.lora import LoraRows
@@ -228,14 +228,15 @@ def _load(
                 "transformers, which cannot run on the paged cache"
             )
         open_folder(folder, "auto")  # its errors name file and tensor
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=name,
-            ignore_mismatched_sizes=True,  # check_report names the file
-            output_loading_info=True,
-        )
+        with transformers_loading:
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=name,
+                ignore_mismatched_sizes=True,  # check_report names the file
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:
         raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
     check_report(report, folder, "the model")
