@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from radixlm.wire.channel import MemoryChannel, ZmqChannel
+from radixlm.wire.channel import MemoryChannel, ZmqChannel, monitor_of
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Failed
 from radixlm.wire.requests import AbortRequest, Control, Shutdown
@@ -86,3 +87,22 @@ def test_memory_channel_hands_over_and_wakes() -> None:
     theirs.send("c")
     reader.join(30)
     assert got == ["c"] and mine.receive(0) == []
+
+
+def test_events_that_nobody_reads_block_no_other_socket(tmp_path: Path) -> None:
+    """One thread serves all sockets of a process."""
+    with zmq.Context() as context:
+        watched, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        watched.setsockopt(zmq.RECONNECT_IVL, 1)
+        monitor = monitor_of(watched, zmq.EVENT_ALL)
+        counted = monitor_of(other, zmq.EVENT_CONNECT_RETRIED)
+        other.setsockopt(zmq.RECONNECT_IVL, 1)
+        for socket in (watched, other):
+            socket.connect(f"ipc://{tmp_path}/nobody")
+        for _ in range(1500):  # about as often as the first, of whose retries each has three events
+            assert counted.poll(10_000)
+            recv_monitor_message(counted)
+        for socket in (watched, other):
+            socket.disable_monitor()
+        for socket in (monitor, counted, watched, other):
+            socket.close(0)

@@ -71,6 +71,18 @@ class MemoryChannel:
             self._wake_me.notify_all()
 
 
+def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that receives the ``events`` of another, without a limit: the thread that serves all
+    sockets of the process would wait while the queue of a monitor is full."""
+    number: object = socket.getsockopt(zmq.FD)
+    address = f"inproc://monitor.{number}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(address)
+    return monitor
+
+
 class ZmqChannel:
     """One end of a zmq PAIR. ``bind`` on the longer-lived side. Over TCP both ends must know a
     ``secret`` (``wire/curve.py``): messages are encrypted and come from no other peer."""
@@ -141,7 +153,7 @@ class ZmqChannel:
 
     def watch(self) -> zmq.Socket[bytes]:
         """Have the ``monitor`` made, for a poller."""
-        self.monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.monitor = monitor_of(self._socket, zmq.EVENT_DISCONNECTED)
         return self.monitor
 
     def close(self) -> None:

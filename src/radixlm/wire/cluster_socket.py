@@ -11,6 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
+from radixlm.wire.channel import monitor_of
 from radixlm.wire.curve import MIN_CHARS, fingerprint, secure
 
 FLAG = "--dist-init-addr"
@@ -101,8 +102,8 @@ class ClusterSocket:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         secure(self.socket, secret, is_server=bind)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-        events |= sum(_FAILED) | zmq.EVENT_CLOSED
-        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
+        events |= sum(_FAILED) | (zmq.EVENT_CLOSED if bind else 0)
+        self.monitor = monitor_of(self.socket, events)
         where = f"tcp://{url_host(host)}:{port}"
         try:
             (self.socket.bind if bind else self.socket.connect)(where)
