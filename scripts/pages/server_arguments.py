@@ -116,7 +116,8 @@ def _newer() -> Iterator[str]:
     yield "|---|---|"
     for key, flag in table.items():
         if flag.to:
-            today = f"mapped to `--{flag.to.replace('_', '-')}`"
+            options = [name.replace("_", "-") for name in (flag.to, flag.switch) if name]
+            today = "mapped to " + " and ".join(f"`--{option}`" for option in options)
         elif flag.why:
             today = f"no-op: {flag.why}"
         else:

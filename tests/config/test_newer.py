@@ -114,6 +114,16 @@ def test_faults_keep_their_message(words: list[str], message: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["attn_dp_size", "attention_data_parallel_size"])
+def test_groups_of_attention_ranks(name: str) -> None:
+    made = ServerConfig.from_kwargs(tp_size=4, **{name: 2})
+    assert made == ServerConfig.from_kwargs(tp_size=4, dp_size=2, enable_dp_attention=True)
+    assert made == ServerConfig.from_kwargs(tp_size=4, enable_dp_attention=True, **{name: 2})
+    assert ServerConfig.from_kwargs(dp_size=3, **{name: 1}) == ServerConfig.from_kwargs(dp_size=3)
+    with pytest.raises(ConfigError, match=f"--dp-size is given twice, once as {name}"):
+        ServerConfig.from_kwargs(tp_size=4, dp_size=4, **{name: 2})
+
+
 def test_yaml_and_keywords_know_the_names(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("incremental-streaming-output: true\nhisparse_config: {top_k: 1}\n")

@@ -64,9 +64,9 @@ def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     for key, value in deprecated:
         _map_deprecated(key, DEPRECATED[key], value, values)
     for to, (key, value) in newer.items():
-        if to in values:
+        value = coerce(options()[to], value)
+        if values.setdefault(to, value) != value:
             raise ConfigError(f"{source}{dashed(to)} is given twice, once as {key}")
-        values[to] = coerce(options()[to], value)
     return values
 
 

@@ -24,12 +24,14 @@ class NewerFlag:
     """What becomes of one flag: exactly one of the three texts is set.
 
     ``to`` is the option that it is mapped to; ``values`` maps a value to that option's value, None
-    for "leave it"; without ``values`` the value is passed on. ``why`` is the reason why it has no
-    effect. ``what`` is the feature that is not built; ``default`` lists values that ask for none.
+    for "leave it"; without ``values`` the value is passed on. ``switch`` is an option that comes on
+    with a value above 1. ``why`` is the reason why it has no effect. ``what`` is the feature that
+    is not built; ``default`` lists values that ask for none.
     """
 
     to: str = ""
     values: Mapping[str, Any] | None = None
+    switch: str = ""
     why: str = ""
     what: str = ""
     default: tuple[str, ...] = ()
@@ -214,8 +216,6 @@ _REFUSED: Mapping[str, str] = {
         attention_context_parallel_size=1 attn_cp_size=1 dcp_size=1
         decode_context_parallel_size=1 enable_dsa_prefill_context_parallel
         enable_nsa_prefill_context_parallel enable_prefill_context_parallel enable_prefill_cp""",
-    "groups of attention ranks by this name (send --enable-dp-attention and --dp-size)": """
-        attention_data_parallel_size=1 attn_dp_size=1""",
     "groups of ranks with other weights": "dwdp_size=1 moe_data_parallel_size=1 moe_dp_size=1",
     "expert parallelism that grows and shrinks": "elastic_ep_backend",
     "reports about the balance of experts": "expert_balancedness_report_mode=off",
@@ -259,6 +259,8 @@ _REFUSED: Mapping[str, str] = {
 def newer_flags() -> Mapping[str, NewerFlag]:
     """Name with underscores -> what becomes of the flag."""
     table = {name: NewerFlag(to=to, values=values) for name, (to, values) in _MAPPED.items()}
+    for name in ("attention_data_parallel_size", "attn_dp_size"):
+        table[name] = NewerFlag(to="dp_size", switch="enable_dp_attention")
     for why, names in _NO_EFFECT.items():
         table |= {name: NewerFlag(why=why) for name in names.split()}
     for parent, names in _DETAILS.items():
@@ -302,8 +304,11 @@ def read_newer(key: str, value: Any) -> dict[str, Any]:
 
 
 def _mapped(flag: NewerFlag, dashed: str, value: Any, words: list[str]) -> dict[str, Any]:
+    if flag.switch and words in (["1"], ["none"]):
+        return {}
     if flag.values is None:
-        return {} if value is None else {flag.to: value}
+        switch = {flag.switch: True} if flag.switch else {}
+        return {} if value is None else {flag.to: value} | switch
     word = words[0] if len(words) == 1 else " ".join(words)
     if word not in flag.values and word != "none":
         works = ", ".join(flag.values)
