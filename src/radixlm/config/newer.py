@@ -193,7 +193,6 @@ _DETAILS: Mapping[str, str] = {
         smg_http_sidecar_port""",
     "load_format": "modelexpress_config remote_instance_weight_loader_backend",
     "enable_memory_saver": "enable_draft_weights_cpu_backup enable_weights_cpu_backup",
-    "enable_http2": "http2_initial_connection_window_size http2_max_concurrent_streams",
     "dllm_algorithm": "dllm_algorithm_config dllm_fdfo",
     "weight_cache_mode": "weight_cache_socket weight_cache_timeout",
     "enable_hisparse": "hierarchical_sparse_attention_extra_config hisparse_config",
@@ -221,7 +220,6 @@ _REFUSED: Mapping[str, str] = {
     "reports about the balance of experts": "expert_balancedness_report_mode=off",
     "a launcher of several processes": "gated_launch_port",
     "gRPC": "grpc_mode grpc_port sidecar smg_grpc_mode",
-    "HTTP/2": "enable_http2",
     "diffusion language models": "dllm_algorithm",
     "experts of KTransformers": "kt_weight_path",
     "an encoder on a server of its own; each server encodes media itself": """

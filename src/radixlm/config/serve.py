@@ -212,6 +212,22 @@ class ServeConfig(Group):
         "restarted one may take 5 times the longest load so far and 30 s, if that is less.",
         Flag(within=ABOVE_ZERO),
     ] = 1800.0
+    enable_http2: Annotated[
+        bool,
+        "Serve HTTP/2 beside HTTP/1.1 on the same port: with prior knowledge, or by ALPN over TLS. "
+        "Needs the extra http2.",
+    ] = False
+    http2_max_concurrent_streams: Annotated[
+        int,
+        "Requests that may run at once on one connection of HTTP/2; others wait at the client.",
+        Flag(within="[1, 4294967295]"),
+    ] = 200
+    http2_initial_connection_window_size: Annotated[
+        int,
+        "Bytes that a client may send on a connection of HTTP/2, and on each stream of it, before "
+        "the server has read them. Less than 65535 works as that many.",
+        Flag(within="[1024, 2147483647]"),
+    ] = 1 << 20
     stall_timeout_s: Annotated[
         float,
         "Seconds that a client may leave its answer unread, or its request half sent, before its "

@@ -1,7 +1,10 @@
 """The FastAPI application: its routes, error handlers, middleware and uvicorn server."""
 
+import importlib
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -9,7 +12,7 @@ from fastapi import FastAPI
 from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC, KEEP_ALIVE_S
 from radixlm.base.errors import ConfigError
-from radixlm.base.lazy import load
+from radixlm.base.lazy import load, require
 from radixlm.base.log import level_number
 from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
@@ -238,6 +241,15 @@ def _response_store(config: ServerConfig) -> ResponseStore:
     return store_of(serve.response_store, folder, is_persistent, serve.response_store_bytes)
 
 
+def _protocol(serve: ServeConfig) -> Any:
+    """uvicorn's class, or what makes one. ConfigError without the extra of --enable-http2."""
+    if not serve.enable_http2:
+        return Http
+    require("h2", "http2", "--enable-http2")
+    http2 = importlib.import_module("radixlm.entrypoints.http.http2")
+    return partial(http2.EitherHttp, http2.http2_limits(serve))
+
+
 def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     """The HTTP server; ``serve(sockets=[...])`` runs it in the current event loop."""
     is_debug = level_number(config.observe.log_level_http) <= logging.DEBUG
@@ -247,7 +259,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     settings = uvicorn.Config(
         app,
         loop="none",
-        http=Http,
+        http=_protocol(config.serve),
         backlog=backlog(),
         ws="none",
         lifespan="off",

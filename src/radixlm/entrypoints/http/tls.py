@@ -24,6 +24,7 @@ def make_context(serve: ServeConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2", "http/1.1"] if serve.enable_http2 else ["http/1.1"])
     _load(context, serve)
     return context
 

@@ -195,7 +195,13 @@ class Http(HttpToolsProtocol):
         self._unread_since_s = 0.0
         super().resume_writing()
 
-    def is_stalled(self, now_s: float, limit_s: float) -> bool:
+    def close_stalled(self, now_s: float, limit_s: float) -> bool:
+        """Close the connection if its client has stalled; whether it had."""
+        if is_stalled := self._is_stalled(now_s, limit_s):
+            self.transport.abort()  # its unread data is dropped
+        return is_stalled
+
+    def _is_stalled(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has sent or read nothing for longer than ``limit_s``."""
         if self._unread_since_s:
             return now_s - self._unread_since_s > limit_s
@@ -235,14 +241,11 @@ class Server(uvicorn.Server):
         """Close stalled connections, unless this process was itself suspended for a while."""
         was_suspended = now_s - self._swept_s > min(self._limit_s, 10.0)
         self._swept_s = now_s
-        connections = () if was_suspended else tuple(self.server_state.connections)
-        stalled = [c for c in connections if isinstance(c, Http)]
-        stalled = [c for c in stalled if c.is_stalled(now_s, self._limit_s)]
-        for connection in stalled:
-            connection.transport.abort()  # its unread data is dropped
+        connections: Any = () if was_suspended else tuple(self.server_state.connections)
+        num_stalled = sum(c.close_stalled(now_s, self._limit_s) for c in connections)
         self._report_refused()
-        if stalled:
-            log.warning("closed %d connections whose clients stalled", len(stalled))
+        if num_stalled:
+            log.warning("closed %d connections whose clients stalled", num_stalled)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._report_refused()  # since the last sweep
