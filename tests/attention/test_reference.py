@@ -132,3 +132,24 @@ def test_pages_outside_the_window_are_not_looked_up() -> None:
     case = Case.random(site, [(2, 60), (1, 90), (1, 3), (40, 33)], 16, 1)
     whole, forgotten = (run_case(case, site, "torch_native", forget=f) for f in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(whole, forgotten, strict=True))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_has_the_same_bits_in_any_step(name: str, dtype: torch.dtype) -> None:
+    """In one step, in parts, and token by token, with others beside it or alone."""
+    site = VARIANTS[name]
+    lengths = [130, 200, 7]
+    whole = Case.random(site, [(n, 0) for n in lengths], 16, 3, cache_dtype=dtype)
+    expected = run_case(whole, site, "torch_native")
+    for first, count in ((0, 64), (64, 66), (129, 1), (190, 10), (199, 1), (5, 2), (6, 1)):
+        rows = [i for i, n in enumerate(lengths) if first + count <= n]
+        for beside in (rows, rows[:1]):
+            case = replace(
+                whole,
+                q=[whole.q[i][first : first + count] for i in beside],
+                k=[whole.k[i][: first + count] for i in beside],
+                v=[whole.v[i][: first + count] for i in beside],
+            )
+            for i, out in zip(beside, run_case(case, site, "torch_native"), strict=True):
+                assert torch.equal(out, expected[i][first : first + count]), (first, i)

@@ -193,3 +193,21 @@ def test_lost_lines_of_requests_are_told_once(
             lines.finished("K", {"rid": "last"}, {}, {}, True)
     lines.close()
     assert told == [1, 2] and not capsys.readouterr().err
+
+
+async def test_a_dump_on_a_disk_that_fails_names_its_flag(
+    toy_folder: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder = tmp_path / "dumps"
+    async with scripted_server(toy_folder, {}, crash_dump_folder=str(folder)) as server:
+        with monkeypatch.context() as patch:
+            _read_only(patch, folder)
+            answer = await server.post("/dump_requests")
+            assert answer.status_code == 503 and answer.headers["retry-after"]
+            assert "--crash-dump-folder" in answer.json()["error"]["message"]
+        assert (await server.post("/dump_requests")).status_code == 200
+        for path in [*folder.iterdir(), folder]:
+            path.unlink() if path.is_file() else path.rmdir()
+        folder.write_bytes(b"")
+        answer = await server.post("/dump_requests")
+        assert answer.status_code == 507 and "--crash-dump-folder" in answer.text

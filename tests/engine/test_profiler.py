@@ -139,3 +139,24 @@ def test_memory_is_part_of_a_trace_without_a_gpu(profiler: Profiler, tmp_path: P
     _step(profiler, 30)
     (file,) = profiler.stop({})["files"]
     assert {"aten::cumsum", "[memory]"} <= _names(file)
+
+
+def test_a_folder_that_cannot_be_written_fails_no_step(
+    profiler: Profiler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    profiler.start({"output_dir": str(folder), "num_steps": 1})
+    _step(profiler, 1)
+    folder.rmdir()
+    _step(profiler, 2)  # the trace would be written here
+    assert "the profile is lost" in caplog.text and str(folder) in caplog.text
+    profiler.start({"output_dir": str(folder)})
+    folder.rmdir()
+    with pytest.raises(InvalidRequest, match=r"output_dir: .*gone: No such file"):
+        profiler.stop({})
+    folder.write_bytes(b"")
+    with pytest.raises(InvalidRequest, match=r"output_dir: .*gone: File exists"):
+        profiler.start({"output_dir": str(folder)})
+    folder.unlink()
+    profiler.start({"output_dir": str(folder)})
+    assert profiler.stop({})["files"]

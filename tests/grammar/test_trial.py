@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import string
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -60,6 +62,23 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.param == "json_schema"
     finally:
         trial.close()
+
+
+def test_a_limit_of_the_whole_server_is_kept() -> None:
+    """`ulimit -v` is a hard limit, which a process without privileges cannot raise."""
+    code = """
+import resource
+from radixlm.grammar.trial import _limit_memory
+hard = 1 << 40
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+_limit_memory()
+soft, kept = resource.getrlimit(resource.RLIMIT_AS)
+assert soft < kept == hard, (soft, kept)
+resource.setrlimit(resource.RLIMIT_AS, (soft, soft))
+_limit_memory()
+assert resource.getrlimit(resource.RLIMIT_AS) == (soft, soft)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_without_descriptors_the_server_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ class Intake:
     def __init__(self, num_engines: int = 2) -> None:
         self.replicas = SimpleNamespace(ready=[self.engine(i) for i in range(num_engines)])
         self.requests: dict[str, Any] = {}
-        self.is_paused = False
+        self.is_paused, self.failure = False, None
         self.asked: list[tuple[int, str]] = []
         self.answer: Callable[[int, str], ControlReply] = self.agree
         self.occupation = MemoryOccupation(cast(Any, self))

@@ -1,5 +1,6 @@
 """torch_native: paged attention in plain torch, for any page size, dtype and device, with windows,
-softcap, sinks and latents. Each sequence reads only its own tokens, through its page table.
+softcap, sinks and latents. Each sequence reads only its own tokens, through its page table. On a
+CPU the bits of a row do not depend on the rest of the step.
 
 Legend: T packed tokens, S sequences, N tokens read of a sequence, Q its query tokens, H query
 heads, K KV heads, C head channels, V value channels.
@@ -21,6 +22,7 @@ from radixlm.attention.double_sparsity import (
 from radixlm.attention.paged import PagedBackend
 from radixlm.base.record import Record, replace
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.products import LANES, head_averages, head_products
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -84,9 +86,10 @@ class TorchNativeBackend(PagedBackend):
         if k_TKD is not None:
             pool.store(site.layer, batch.store_GT[site.group], k_TKD, v_TKV)
         out_THV = q_THD.new_zeros(q_THD.shape[0], site.heads, site.v_dim)
+        attend_ = attend_alone if q_THD.is_cpu else attend
         for block in self._blocks_of(site, pool.page_size):
             k, v = pool.load(site.layer, block.tokens_SN, q_THD.dtype)
-            out_THV[block.rows_SQ] = attend(q_THD[block.rows_SQ], k, v, block, site)
+            out_THV[block.rows_SQ] = attend_(q_THD[block.rows_SQ], k, v, block, site)
         if self.sparsity is not None and is_plain(site):
             self._attend_sparse(q_THD, out_THV, site, self.sparsity)
         return out_THV.flatten(1)
@@ -194,17 +197,20 @@ def make_block(
     ]  # earlier positions are out of every query's window, and their pages may be freed
     if seen_from is not None:  # such a span is alone in its block
         first = [min(first[0], seen_from)]
-    longest = max(s.kv_len - f for s, f in zip(spans, first, strict=True))
+    places = LANES if device.type == "cpu" else 1  # a key's place in a row of so many is fixed
+    base = [f - f % places for f in first]
+    longest = max(s.kv_len - b for s, b in zip(spans, base, strict=True))
+    longest += -longest % places
     numbers = [(s.start, s.kv_len, s.index, s.first_position) for s in spans]
     start_S, kv_len_S, index_S, position_S = torch.tensor(numbers, device=device).T
-    first_S = torch.tensor(first, device=device)
-    position_SN = first_S[:, None] + torch.arange(longest, device=device)
+    first_S, base_S = torch.tensor((first, base), device=device)
+    position_SN = base_S[:, None] + torch.arange(longest, device=device)
     query_Q = torch.arange(num_queries, device=device)
     query_SQ = position_S[:, None] + query_Q
     ahead_SQN = position_SN[:, None] - query_SQ[..., None]
     seen_SQN = ahead_SQN <= 0
     if spans[0].num_ahead is not None:  # such a span is alone in its block
-        seen_SQN = torch.ones_like(seen_SQN)
+        seen_SQN = (position_SN < kv_len_S[:, None])[:, None].repeat(1, num_queries, 1)
     if window:
         in_window_SQN = ahead_SQN > -window
         if seen_from is not None:
@@ -212,8 +218,8 @@ def make_block(
         seen_SQN &= in_window_SQN
     if chunk:
         seen_SQN &= position_SN[:, None] // chunk == query_SQ[..., None] // chunk
-    # Padding reads the sequence's own last token, never a page of another sequence.
-    position_SN = torch.minimum(position_SN, kv_len_S[:, None] - 1)
+    # Padding reads the sequence's own tokens, never a page of another sequence.
+    position_SN = torch.clamp(position_SN, first_S[:, None], kv_len_S[:, None] - 1)
     pages_SN = table_SP[index_S[:, None], position_SN // page_size]
     tokens_SN = pages_SN * page_size + position_SN % page_size
     return QueryBlock(start_S[:, None] + query_Q, tokens_SN, seen_SQN, ahead_SQN)
@@ -231,6 +237,22 @@ def attend(
             q, k, v, attn_mask=block.seen_SQN[:, None], scale=site.scale, enable_gqa=True
         )
     return out_SHQV.transpose(1, 2)
+
+
+def attend_alone(
+    q_SQHC: Tensor, k_SNKC: Tensor, v_SNKV: Tensor, block: QueryBlock, site: AttentionSite
+) -> Tensor:
+    """The same, one sequence after the other, by products in a fixed order."""
+    rows = []
+    for s, (q_QHC, k_NKC, v_NKV) in enumerate(zip(q_SQHC, k_SNKC, v_SNKV, strict=True)):
+        scores_HQN = head_products(q_QHC.transpose(0, 1), k_NKC).mul_(site.scale)
+        if site.softcap:
+            scores_HQN = scores_HQN.div_(site.softcap).tanh_().mul_(site.softcap)
+        if site.slopes is not None:
+            scores_HQN += site.slopes.view(-1, 1, 1) * block.ahead_SQN[s]
+        scores_HQN.masked_fill_(~block.seen_SQN[s], -torch.inf)
+        rows.append(head_averages(scores_HQN, v_NKV.float(), site.sinks))
+    return torch.stack(rows).to(q_SQHC.dtype)
 
 
 def _attend_with_extras(

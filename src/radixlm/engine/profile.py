@@ -5,7 +5,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ class Profiler:
         order = self._order
         if order is None:
             return
+        try:
+            self._count(order, is_decode)
+        except OSError as error:  # the step goes on
+            log.error("the profile is lost: %s: %s", order.folder, error)
+
+    def _count(self, order: ProfileRequest, is_decode: bool) -> None:
         if order.stages:
             self._count_stage(order, "decode" if is_decode else "prefill")
             return
@@ -85,10 +91,8 @@ class Profiler:
         if self._order is not None:
             raise InvalidRequest("a profile is being taken; /stop_profile ends it")
         order = self._read(args)
-        try:
+        with _writing(order.folder):
             order.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidRequest(f"output_dir: {error}", param="output_dir") from error
         run_deferred(TORCH_SHAPES)  # the profiler imports the rest of torch
         self._order, self._stages = order, list(order.stages)
         if args.get("start_step") is None and order.num_steps is None and not order.stages:
@@ -99,7 +103,8 @@ class Profiler:
         """End the trace and write it; its files."""
         if self._order is None:
             raise InvalidRequest("no profile is being taken; /start_profile begins one")
-        return {"files": self._end(self._order)}
+        with _writing(self._order.folder):
+            return {"files": self._end(self._order)}
 
     def _has_snapshot(self, order: ProfileRequest) -> bool:
         """Whether MEM is CUDA's memory history; on a CPU it is part of the trace."""
@@ -171,8 +176,13 @@ class Profiler:
             running.stop()
             files.append(str(order.folder / f"{name}.trace.json.gz"))
             part = order.folder / f"{name}.part.json.gz"  # who sees the name finds a whole file
-            running.export_chrome_trace(str(part))
-            part.replace(files[-1])
+            try:
+                running.export_chrome_trace(str(part))
+                part.replace(files[-1])
+            except OSError:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+                raise
         if is_begun and self._has_snapshot(order):
             files.append(str(order.folder / f"{name}-memory.pickle"))
             torch.cuda.memory._dump_snapshot(files[-1])  # type: ignore[no-untyped-call]
@@ -181,6 +191,16 @@ class Profiler:
             torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
         log.info("profile written: %s", ", ".join(files) or "nothing")
         return files
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Tell the client that its folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InvalidRequest(f"output_dir: {folder}: {reason}", param="output_dir") from error
 
 
 def _stages(args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -87,7 +87,8 @@ def _confine(limit_s: float) -> bool:
         (resource.RLIMIT_NOFILE, _NUM_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (value, value))
+        hard = resource.getrlimit(limit)[1] % (1 << 64)  # -1: none
+        resource.setrlimit(limit, (min(value, hard), min(value, hard)))
     return is_apart
 
 

@@ -237,4 +237,6 @@ def _limit_memory() -> None:
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
         limit = used + MAX_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # of ulimit -v: nobody may raise it
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.intake.replicas import Replica
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # what /sleep does with requests: they are ended; run to their end; begin again after /wake_up
 SLEEP_MODES = {"abort": "abort", "wait": "in_place", "keep": "retract"}
 IDLE_POLL_S = 0.02
+RESTART_S = 120.0  # how long a command waits for an engine that restarts
 _OTHER_NAMES = {"graphs": "cuda_graph"}
 
 
@@ -77,7 +79,7 @@ class MemoryOccupation:
             while mode == "wait" and self._intake.requests and not self.is_sleeping:
                 await asyncio.sleep(IDLE_POLL_S)
             was_paused = self._intake.is_paused
-            await self._pause(SLEEP_MODES[mode] if level else "in_place")
+            await self.pause(SLEEP_MODES[mode] if level else "in_place")
             if level == 0:
                 return
             try:
@@ -85,7 +87,7 @@ class MemoryOccupation:
                 self.awaits_update = level == 2
             finally:  # what is released holds requests, too
                 if not was_paused:
-                    await self._continue()
+                    await self.go_on()
         finally:
             self.is_open.set()
 
@@ -96,7 +98,7 @@ class MemoryOccupation:
             if left:
                 await self.resume(left)
         elif self._intake.is_paused:
-            await self._continue()
+            await self.go_on()
 
     async def weights_came(self) -> None:
         """An update has brought weights, which may have been released."""
@@ -108,20 +110,47 @@ class MemoryOccupation:
         """Whether no request runs until ``wake_up``."""
         return bool(self.released) or self._intake.is_paused
 
-    async def _pause(self, mode: str) -> None:
-        self._intake.is_paused = (await self._intake.control("pause", mode=mode)).ok
+    async def pause(self, mode: str) -> ControlReply:
+        """Pause all engines; ``mode`` is one of PAUSE_MODES."""
+        reply: ControlReply = await self._of_engines(
+            lambda: self._intake.control("pause", mode=mode)
+        )
+        self._intake.is_paused = reply.ok or self._intake.is_paused
+        return reply
 
-    async def _continue(self) -> None:
-        self._intake.is_paused = not (await self._intake.control("continue")).ok
+    async def go_on(self) -> ControlReply:
+        """The inverse."""
+        reply: ControlReply = await self._of_engines(lambda: self._intake.control("continue"))
+        self._intake.is_paused = self._intake.is_paused and not reply.ok
+        return reply
 
     async def _on_all(self, verb: str, tags: tuple[str, ...]) -> None:
         """Without a limit of time: weights may take minutes to read."""
-        ready = self._intake.replicas.ready
-        if not ready:
-            raise Overloaded("no engine serves yet", retry_after_s=2.0)
-        asked = [self._intake.ask(replica, verb, {"tags": tags}) for replica in ready]
-        for reply in await asyncio.gather(*asked):
+
+        async def ask() -> list[ControlReply]:
+            ready = self._intake.replicas.ready
+            return await asyncio.gather(
+                *(self._intake.ask(replica, verb, {"tags": tags}) for replica in ready)
+            )
+
+        for reply in await self._of_engines(ask):
             reply.result()
+
+    async def _of_engines(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What ``ask`` gives. Where an engine dies over it, or restarts, the next one is asked: a
+        pause whose end is lost stops all requests. Overloaded after RESTART_S, or if there is none
+        any more."""
+        end_s = time.monotonic() + RESTART_S
+        while True:
+            is_last = time.monotonic() > end_s or self._intake.failure is not None
+            try:
+                if not self._intake.replicas.ready:
+                    raise Overloaded("no engine serves yet", retry_after_s=2.0)
+                return await ask()
+            except Overloaded:
+                if is_last:
+                    raise
+            await asyncio.sleep(IDLE_POLL_S)
 
     def _note_now(self, tags: set[str]) -> None:
         """All engines have answered; heartbeats of some may be older."""

@@ -61,7 +61,11 @@ _INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_t
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DISK_FAILS = frozenset({errno.EIO, errno.EROFS})  # it may be repaired, or mounted again
 _SQLITE_FAILS = ("disk I/O", "malformed", "readonly", "unable to open")
-_STORED = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations")
+# flags of folders, and how the routes that write to them begin
+_FOLDERS = {
+    "--file-storage-path": ("/v1/files", "/v1/batches", "/v1/responses", "/v1/conversations"),
+    "--crash-dump-folder": ("/dump_requests",),
+}
 
 
 class DiskFull(RadixError):
@@ -79,7 +83,8 @@ def disk_fault(error: BaseException, path: str = "") -> RadixError | None:
     if isinstance(error, BaseExceptionGroup):
         faults = (disk_fault(inner, path) for inner in error.exceptions)
         return next(filter(None, faults), None)
-    flag = " of --file-storage-path" if path.startswith(_STORED) else ""
+    flags = (f" of {flag}" for flag, routes in _FOLDERS.items() if path.startswith(routes))
+    flag = next(flags, "")
     number = error.errno if isinstance(error, OSError) else None
     text = str(error) if isinstance(error, sqlite3.Error) else ""
     if number in _DISK_FULL or "full" in text:

@@ -153,18 +153,14 @@ async def pause_generation(request: Request) -> Response:
     args = await read_args(request, PauseGeneration)
     if args.mode not in PAUSE_MODES:
         raise InvalidRequest(f"mode must be one of {', '.join(PAUSE_MODES)}", "mode")
-    intake = state_of(request).intake
-    reply = await intake.control("pause", mode=args.mode)
-    intake.is_paused = reply.ok or intake.is_paused
+    reply = await state_of(request).intake.occupation.pause(args.mode)
     return _status(reply.message, reply.ok)
 
 
 @router.post("/continue_generation")
 async def continue_generation(request: Request) -> Response:
     """Continue after a pause."""
-    intake = state_of(request).intake
-    reply = await intake.control("continue")
-    intake.is_paused = intake.is_paused and not reply.ok
+    reply = await state_of(request).intake.occupation.go_on()
     return _status(reply.message, reply.ok)
 
 

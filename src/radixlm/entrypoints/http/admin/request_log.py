@@ -21,7 +21,7 @@ from radixlm.config.observe import LOG_LEVELS
 from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints.http.admin.control import get_and_post, read_args
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
-from radixlm.entrypoints.http.errors import DiskFull, json_response
+from radixlm.entrypoints.http.errors import DiskFull, disk_fault, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
@@ -304,10 +304,10 @@ async def dump_requests(request: Request) -> Response:
     recorder = state_of(request).extras.get(Recorder)
     if recorder is None:
         raise InvalidRequest("requests are not recorded: start with --crash-dump-folder FOLDER")
+    entries = recorder.entries()
     try:
-        entries = recorder.entries()
         path = await asyncio.to_thread(recorder.write, "asked for", entries)
     except OSError as error:
-        message = f"the requests cannot be written: {error.strerror or error}"
-        raise DiskFull(message) from error
+        fault = disk_fault(error, "/dump_requests")
+        raise fault or DiskFull(f"--crash-dump-folder: {error.strerror or error}") from error
     return json_response({"path": str(path), "num_requests": len(entries)})
