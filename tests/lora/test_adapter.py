@@ -200,6 +200,13 @@ def test_configs_that_are_refused(config: dict[str, object], words: str, tmp_pat
     assert re.search(words, refusal(write_adapter(base, tmp_path / "a", **config), base))
 
 
+def test_what_runs_on_cached_tokens_takes_no_adapter(tmp_path: Path) -> None:
+    base = cached_tiny("DogeForCausalLM")
+    folder = write_adapter(base, tmp_path / "a", pattern=r"dt_proj$")
+    assert "self_attn.dt_proj" in (said := refusal(folder, base))
+    assert "this layer of the model takes no adapter" in said
+
+
 def test_dora_and_its_vectors_come_together(tmp_path: Path) -> None:
     base = cached_tiny(LLAMA)
     folder = write_adapter(base, tmp_path / "a", use_dora=True)

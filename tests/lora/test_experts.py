@@ -21,7 +21,8 @@ from tests.lora.test_run import Adapted
 
 RANK, SCALE = 3, 1.5
 FUSED = ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM",
-         "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"]  # fmt: skip
+         "Qwen3NextForCausalLM", "Glm4MoeForCausalLM",
+         "NemotronHForCausalLM"]  # fmt: skip  # its up and down have each other's sizes
 LATENT = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"]
 
 
@@ -30,7 +31,7 @@ def experts_of(base: Path) -> dict[str, Tensor]:
     found = {
         name: tensor.data
         for name, tensor in reference_model(base).named_parameters()
-        if re.search(r"experts\.(gate_up|down)_proj$", name)
+        if re.search(r"experts\.(gate_up|up|down)_proj$", name)
     }
     assert found
     return found
@@ -46,11 +47,11 @@ def stacked_adapter(base: Path, folder: Path, seed: int = 0) -> Path:
         count, (num_out, num_in) = len(stacked), stacked.shape[1:]
         if is_transposed(base):
             num_out, num_in = num_in, num_out
-        inner = ".base_layer" if own == "gate_up_proj" else ""
+        inner = "" if own == "down_proj" else ".base_layer"
         for half, shape in (("A", (RANK * count, num_in)), ("B", (num_out, RANK * count))):
             key = f"base_model.model.{module}{inner}.lora_{half}.weight"
             tensors[key] = torch.randn(shape, generator=generator) * 0.1
-    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    names = sorted({".".join(name.split(".")[-2:]) for name in experts_of(base)})
     config = {"r": RANK, "lora_alpha": RANK * SCALE, "target_parameters": names}
     return write_folder(folder, config, tensors)
 
@@ -67,7 +68,7 @@ def with_experts(base: Path, adapter: Path, folder: Path) -> Path:
             if name not in experts_of(base):
                 continue
             module, _, own = name.rpartition(".")
-            inner = ".base_layer" if own == "gate_up_proj" else ""
+            inner = "" if own == "down_proj" else ".base_layer"
             key = f"base_model.model.{module}{inner}.lora_"
             a, b = (tensors[f"{key}{half}.weight"].double() for half in "AB")
             a_ERI = a.reshape(len(param), -1, a.shape[-1])
@@ -112,6 +113,22 @@ def test_parameters_of_all_experts(arch: str, kernels: str, tmp_path: Path) -> N
         assert torch.equal(adapted.run({0: 0}, 3)[0], got[0])
 
 
+@pytest.mark.parametrize("own", ["up_proj", "down_proj"])
+def test_one_of_two_parameters_of_each_others_size(own: str, tmp_path: Path) -> None:
+    """The config tells which it is, not the tensors."""
+    base = cached_tiny("NemotronHForCausalLM")
+    both = stacked_adapter(base, tmp_path / "a")
+    left = {
+        name.replace(".base_layer", ""): tensor
+        for name, tensor in load_file(both / "adapter_model.safetensors").items()
+        if (".base_layer" in name) == (own == "up_proj")
+    }
+    config = {"r": RANK, "lora_alpha": RANK * SCALE, "target_parameters": [f"experts.{own}"]}
+    one = write_folder(tmp_path / "b", config, left)
+    parts = read_adapter(one, targets_of(base)).parts
+    assert parts and all(path.endswith(own.removesuffix("_proj")) for path in parts)
+
+
 @pytest.mark.parametrize("arch", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_modules_of_single_experts(arch: str, tmp_path: Path) -> None:
     base = cached_tiny(arch)
@@ -154,6 +171,12 @@ def test_quantized_experts(quantization: str, tmp_path: Path) -> None:
     errors = [(got[s] - exact[s]).norm() / exact[s].norm() for s in (0, 1)]
     assert errors[0] < 2 * errors[1] < 0.4, errors
     assert (got[0] - got[1]).norm() > 3 * (got[0] - exact[0]).norm()
+
+
+def test_rank_1_of_the_up_projection_is_read(tmp_path: Path) -> None:
+    base = cached_tiny(LATENT[0])
+    folder = write_adapter(base, tmp_path / "a", 1, r"kv_b_proj$")
+    assert read_adapter(folder, targets_of(base)).max_rank == 1
 
 
 @pytest.mark.parametrize("kernels", ["", "reference"])

@@ -71,6 +71,8 @@ def assert_equal(base: Path, folder: Path, whole: Path, kernels: str) -> None:
         ("Gemma2ForCausalLM", ["model.embed_tokens.weight"]),
         ("LlamaForCausalLM", ["model.layers.1.mlp.gate_proj.weight"]),
         ("LlamaForCausalLM", ["model.layers.0.self_attn.o_proj.weight"]),
+        ("GPTJForCausalLM", ["lm_head.weight", "lm_head.bias"]),
+        ("CTRLLMHeadModel", ["transformer.w.weight"]),
         (
             "Qwen2ForCausalLM",
             [f"model.layers.{i}.self_attn.k_proj.{p}" for i in (0, 1) for p in ("weight", "bias")],
@@ -82,7 +84,7 @@ def test_modules_that_are_saved(arch: str, names: list[str], kernels: str, tmp_p
     base = cached_tiny(arch, tie_word_embeddings=False)
     new = changed(base, names)
     modules = sorted({name.split(".")[-2] for name in names})
-    folder = write_adapter(base, tmp_path / "a", 3, r"q_proj$", modules_to_save=modules)
+    folder = write_adapter(base, tmp_path / "a", 3, r"(q_proj|Wq)$", modules_to_save=modules)
     whole = with_weights(merged(base, folder, tmp_path / "m"), tmp_path / "w", new)
     add(folder, {PREFIX + name: value for name, value in new.items()})
     assert_equal(base, folder, whole, kernels)

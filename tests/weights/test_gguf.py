@@ -76,6 +76,52 @@ def test_a_file_gives_the_logits_of_its_checkpoint(architecture: str, tmp_path: 
     torch.testing.assert_close(_logits(unpacked(file)), _logits(folder), rtol=1e-5, atol=1e-5)
 
 
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 8, "beta_slow": 2}
+_WINDOWS = [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "extra"),
+    [
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, {}),
+        ("SeedOssForCausalLM", {"attention_out_bias": True, "mlp_bias": True}, {}),
+        ("SeedOssForCausalLM", {"attention_bias": False, "attention_out_bias": False}, {}),
+        ("Ernie4_5ForCausalLM", {"use_bias": True}, {}),
+        ("Starcoder2ForCausalLM", {"use_bias": False, "sliding_window": None}, {}),
+        ("Qwen2MoeForCausalLM", {"qkv_bias": False}, {}),
+        (
+            "Phi3ForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                 "partial_rotary_factor": 0.5}},
+            {"phi3.rope.dimension_count": 8},
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {"rope_parameters": {**_YARN, "original_max_position_embeddings": 16,
+                                 "attention_factor": 1.2}},
+            {"qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.factor": 4.0,
+             "qwen3.rope.scaling.original_context_length": 16,
+             "qwen3.rope.scaling.yarn_attn_factor": 1.2,
+             "qwen3.rope.scaling.yarn_beta_fast": 8.0, "qwen3.rope.scaling.yarn_beta_slow": 2.0},
+        ),
+        (
+            "Olmo3ForCausalLM",
+            {"layer_types": _WINDOWS, "sliding_window": 7,
+             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+            {"olmo2.attention.sliding_window_pattern": [True, True, False, True]},
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_the_file_tells(
+    architecture: str, settings: dict[str, Any], extra: dict[str, Any], tmp_path: Path
+) -> None:
+    """Which layers have biases, what is rotated, windows."""
+    folder = cached_tiny(architecture, **settings)
+    kind = ARCHITECTURES.get(architecture, "olmo2")
+    file = gguf_file.convert(folder, tmp_path / "m.gguf", kind, "F32", extra)
+    torch.testing.assert_close(_logits(unpacked(file)), _logits(folder), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "near"),
     [("F16", 2e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1), ("Q4_1", 0.1)],

@@ -110,6 +110,26 @@ def test_the_model_uses_the_stored_numbers(name: str, tmp_path: Path) -> None:
         assert float(other) < 0.02 * spread
 
 
+@pytest.mark.parametrize("name", ["gptq-4-order", "gptq-8-sym"])
+def test_matrices_of_gpt2_are_stored_as_linear_layers(name: str, tmp_path: Path) -> None:
+    """Quantizing has transposed them; where they stay floats they are [in, out]."""
+    source = copy_tiny(cached_tiny("GPT2LMHeadModel"), tmp_path / "source")
+    tensors = load_file(source / FILE)
+    convs = {n for n in tensors if n.endswith(("attn.weight", "proj.weight", "fc.weight"))}
+    save_file({n: t.T.contiguous() if n in convs else t for n, t in tensors.items()}, source / FILE)
+    kept = ("wte", "wpe", "h.1.mlp")
+    narrow, wide = write_integers(source, tmp_path, LAYOUTS[name], kept)
+    for folder in (narrow, wide):
+        small = load_file(folder / FILE)
+        turned = {n: t.T.contiguous() if n in convs else t for n, t in small.items()}
+        save_file(turned, folder / FILE)
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    plain, near = PagedRunner(load_model(narrow)).prefill(IDS), PagedRunner(load(narrow))
+    for sequence, got in near.prefill(IDS).items():
+        torch.testing.assert_close(plain[sequence], want[sequence], rtol=1e-4, atol=1e-4)
+        assert float((got - want[sequence]).norm()) < 0.1 * float(want[sequence].norm())
+
+
 @pytest.mark.parametrize("bits", [3, 5, 7, 8])
 def test_rows_of_one_word_have_the_bits_of_the_config(bits: int, tmp_path: Path) -> None:
     source = cached_tiny("LlamaForCausalLM", intermediate_size=4, num_hidden_layers=2)

@@ -163,6 +163,34 @@ def test_layers_keep_what_kernels_multiply(case: str, tmp_path: Path) -> None:
         assert float((got[sequence] - want[sequence]).abs().max() / want[0].abs().max()) < near
 
 
+def test_experts_that_torchao_left_alone_stay_floats(tmp_path: Path) -> None:
+    """Stacked experts of gpt-oss beside linear layers in int8."""
+    narrow, wide = write("torchao/int8wo", tmp_path)
+    source = cached_tiny("GptOssForCausalLM", dtype=torch.bfloat16)
+    name = "model.layers.0.self_attn.o_proj"
+    for target in (narrow, wide):
+        tensors = load_file(source / "model.safetensors")
+        weight = torch.ones_like(tensors[f"{name}.weight"])
+        metadata = {}
+        if target == narrow:
+            del tensors[f"{name}.weight"]
+            tensors[f"{name}._weight_qdata"] = weight.to(torch.int8)
+            tensors[f"{name}._weight_scale"] = torch.full((len(weight), 1), 0.5)
+            block = [1, weight.shape[1]]
+            tensor = {"_type": "Int8Tensor", "_data": {"block_size": block}}
+            metadata[f"{name}.weight"] = json.dumps(tensor)
+        else:
+            tensors[f"{name}.weight"] = weight / 2
+        save_file(tensors, target / "model.safetensors", metadata)
+        config = json.loads((source / "config.json").read_text())
+        more = {"quantization_config": AO} if target == narrow else {}
+        (target / "config.json").write_text(json.dumps(config | more))
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    kept = load_model(narrow, scheme=make_scheme(None, "", checkpoint_quant(narrow)))
+    for sequence, got in PagedRunner(kept).prefill(IDS).items():
+        assert float((got - want[sequence]).norm()) < 0.02 * float(want[sequence].norm())
+
+
 def test_the_log_says_what_is_dequantized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     narrow, _ = write("bitsandbytes/nf4", tmp_path)
     with caplog.at_level(logging.INFO):

@@ -22,6 +22,7 @@ from radixlm.layers.placement import Ranges
 from radixlm.lora.config import LoraConfig, read_lora_config
 from radixlm.lora.targets import EMBED, HEAD, KEY, VALUE, AdapterTargets, Target, place
 from radixlm.lora.tensors import (
+    BASE,
     AdapterReader,
     ModuleTensors,
     copied_tables,
@@ -135,24 +136,29 @@ class _PartReader(AdapterReader):
         super().__init__(source, where)
         self._config, self._modules, self._model = config, modules, targets
         self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter
-        for tensors in modules.values():
-            tensors.targets = self._targets(tensors)
+        for module, tensors in modules.items():
+            tensors.targets = self._targets(tensors, module.count(BASE))
             name = tensors.b or tensors.saved or tensors.whole_bias  # "": rows of a table
             for target in (t for t in tensors.targets if name and not t.widths):
                 num_rows = len(self.read(name))
                 self._widths.setdefault(target.path, {})[target.part] = num_rows
 
-    def _targets(self, tensors: ModuleTensors) -> list[Target]:
-        """The places of a module, or of one of its parameters, which its tensors' sizes tell."""
+    def _targets(self, tensors: ModuleTensors, depth: int) -> list[Target]:
+        """The places of a module, or of one of its parameters. Those that are targeted lie in
+        wrappers, the first innermost: ``depth`` others are around this one. Where the config names
+        none, the tensors' sizes tell which it is."""
         found = self._model.find(tensors.name)
         if found or not tensors.a or not tensors.b:
             return found
         sizes = self.read(tensors.a, 2).shape[1], self.read(tensors.b, 2).shape[0]
-        for name, target in self._model.parameters(tensors.name).items():
-            own = target.in_features, target.out_features
+        params = {f"{tensors.name}.{n}": t for n, t in self._model.parameters(tensors.name).items()}
+        wrapped = [name for name in params if self._config.wraps(name)]
+        chosen = wrapped[::-1][depth : depth + 1]
+        for name in [*chosen, *params]:
+            own = params[name].in_features, params[name].out_features
             if sizes in (own, own[::-1]):
-                tensors.name += "." + name
-                return [target]
+                tensors.name = name
+                return [params[name]]
         return []
 
     def parts_of(self, module: str) -> list[tuple[str, AdapterPart]]:
@@ -318,6 +324,9 @@ class _PartReader(AdapterReader):
             # a tied head is read from the table, which is whole
             rows = () if path == EMBED or self._model.is_tied else self._model.rows_of(path)
             change_OI = rows_OI - _of_rank(weight, rows, *span).float().cpu()
+            own_O = None if bias_O is None or path == EMBED else self._model.head_bias()
+            if bias_O is not None and own_O is not None:
+                bias_change = bias_O - _of_rank(own_O, rows, *span).cpu()
         for at in range(0, len(change_OI), ROWS_OF_PART):
             a_RI = change_OI[at : at + ROWS_OF_PART].contiguous()
             bias = None if bias_change is None else bias_change[at : at + len(a_RI)].contiguous()
@@ -464,7 +473,8 @@ def _digest(parts: Mapping[str, Sequence[AdapterPart]], invocation: tuple[int, .
             shapes = [(dtype_name(t), *t.shape) for t in tensors]
             total.update(repr((path, place, shapes)).encode())
             for tensor in tensors:  # hashlib lets other threads run
-                total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+                flat = tensor.contiguous().view(-1)  # a transposed row has another last stride
+                total.update(flat.view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

@@ -58,6 +58,7 @@ class LoraConfig(Record):
     saved: tuple[str, ...]  # modules whose weights are in the adapter whole
     tokens: tuple[tuple[str, tuple[int, ...]], ...]  # trained rows of token tables, by module
     base_model: str
+    parameters: tuple[str, ...] = ()  # that hold all experts of a layer
 
     def rank_of(self, module: str) -> int:
         """The rank of a module by its name in the base model."""
@@ -66,6 +67,10 @@ class LoraConfig(Record):
     def saves(self, module: str) -> bool:
         """Whether the module's own weight is replaced."""
         return any(_is_named(module, name) for name in self.saved)
+
+    def wraps(self, parameter: str) -> bool:
+        """Whether a parameter of a module is targeted."""
+        return any(_is_named(parameter, name) for name in self.parameters)
 
     def unsaved(self, modules: Iterable[str]) -> list[str]:
         """The names of modules_to_save that none of these modules has."""
@@ -107,6 +112,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
             saved=tuple(_texts(config, "modules_to_save")),
             tokens=_trained_tokens(config),
             base_model=str(config.get("base_model_name_or_path") or ""),
+            parameters=tuple(_texts(config, "target_parameters")),
         )
     except ValueError as error:
         raise CheckpointError(f"{file}: {error}") from error

@@ -27,7 +27,7 @@ from radixlm.quant.param import Shard
 from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
 
 # layers that do not run on the rows of the step's tokens: media's, or a segment's
-_NOT_BY_TOKEN = re.compile(r"\.(cross\.kv|x_projs?(\.\d+)?|dt_projs?(\.\d+)?)$")
+_NOT_BY_TOKEN = re.compile(r"\.(cross\.kv|values\.step|x_projs?(\.\d+)?|dt_projs?(\.\d+)?)$")
 
 
 HEAD, EMBED = "head", "embed"  # paths
@@ -138,7 +138,8 @@ class AdapterTargets:
         decoder = model.decoder
         if decoder.embed_dim or decoder.head_layer is not None or decoder.pool is not None:
             return
-        ends = {HEAD: (decoder.dim, decoder.vocab), EMBED: (decoder.vocab, decoder.dim)}
+        # a head may be a copy of the table: the table's own names come first
+        ends = {EMBED: (decoder.vocab, decoder.dim), HEAD: (decoder.dim, decoder.vocab)}
         for path, (num_in, num_out) in ends.items():
             for mapping in mapper.spellings(path):
                 name = mapping.tensors[0][0].removesuffix(".weight")
@@ -192,6 +193,16 @@ class AdapterTargets:
         is_head = path == HEAD and not model.decoder.tied
         weight: Tensor = (model.packed_head if is_head else model.embed).unpack()
         return weight if not model.context.scheme.head_fmt else None
+
+    def head_bias(self) -> Tensor | None:
+        """The bias of this rank's rows of the loaded head, float32 [O]; None without one."""
+        model: Any = self._model
+        if not model.decoder.head_bias or not self.has_end(HEAD):
+            return None
+        head = model.packed_head
+        own = head.inner if isinstance(head, CutLinear) else head
+        bias_O: Tensor = own.run(own.unpack().new_zeros(1, model.decoder.dim))[0].float()
+        return bias_O
 
     def find(self, module: str) -> list[Target]:
         """The places of a module of the base model, whatever prefix its wrapper has put before the

@@ -9,9 +9,10 @@ from typing import Protocol
 from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
-from radixlm.arch.recipes import ROW_ORDERS, transposed
+from radixlm.arch.recipes import ROW_ORDERS, transposed, transposed_pair
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import replace
 from radixlm.quant.param import Param
 from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
@@ -85,7 +86,11 @@ class CheckpointReader(ParamReader):
         options: LoadOptions = DEFAULT,
     ) -> None:
         self._leaves = leaves
-        own = [(path, name) for path, layer in model.layers() for name in layer.own_params()]
+        own = {
+            (path, name): param
+            for path, layer in model.layers()
+            for name, param in layer.own_params().items()
+        }
         self._fused = fused_spellings(model)
         self._source: TensorSource = open_folder(
             folder, load_format, model.weight_dtype, deltas, self._fused, options
@@ -97,13 +102,22 @@ class CheckpointReader(ParamReader):
         self._sizes = dict(self._source.sizes())
         mapper = WeightsMapper(model.decoder, self._sizes)
         self._mappings: dict[str, ParamMapping] = {
-            f"{path}.{name}": mapper.mapping(path, name) for path, name in own
+            f"{path}.{name}": self._as_stored(mapper.mapping(path, name), param)
+            for (path, name), param in own.items()
         }
         # A tensor may fill two parameters (a table that is also the head).
         self._uses = Counter(name for m in self._mappings.values() for name in m.names())
         self.ignored = self._check_names(model, folder)
         # what ``release`` will report: tensors that are ignored are never read
         self.total_bytes = sum(self._sizes[name] for name in self._uses)
+
+    def _as_stored(self, mapping: ParamMapping, param: Param) -> ParamMapping:
+        """The mapping without a transposition that quantizing has made already: the tools store
+        GPT-2's [in, out] matrices as they store linear layers."""
+        is_conv = mapping.recipe in (transposed, transposed_pair) and len(param.whole_shape) == 2
+        if is_conv and all(map(self._source.is_quantized, mapping.names())):
+            return replace(mapping, recipe=None)
+        return mapping
 
     def ordered(self, layers: Layers) -> Layers:
         """``layers`` by where their tensors lie, if the source reads ahead; it is told the order of

@@ -69,6 +69,8 @@ class TorchAoSource(PartsSource):
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
         weight = super().read_quantized(name)
+        if name not in self._parts:
+            return weight
         is_dynamic = self._data(name).get("act_quant_kwargs") is not None
         if weight is None or not is_dynamic or weight.bits != 8 or weight.scale_OG.shape[1] > 1:
             return weight
