@@ -17,13 +17,14 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, engine_parser, positive
+from radixlm.bench.options import engine_parser, positive
+from radixlm.config.verb_parser import VerbParser
 from radixlm.entrypoints.offline import Engine
 
 _WARM_UP = 64  # tokens of a prompt before the first that counts
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
     about = "What prompts cost by their length, one at a time."
     parser = engine_parser("long-context", about, "[--lengths N ...]")
