@@ -30,7 +30,13 @@ def build_parser() -> VerbParser:
     parser = engine_parser("long-context", about, "[--lengths N ...]")
     group = parser.add_argument_group("prompts")
     group.add_argument(
-        "--lengths", type=int, nargs="+", default=[1024, 2048], metavar="N", help="tokens"
+        "--lengths",
+        "--input-len",
+        type=int,
+        nargs="+",
+        default=[1024, 2048],
+        metavar="N",
+        help="tokens",
     )
     group.add_argument("--output-len", type=int, default=32, metavar="N", help="tokens generated")
     group.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
