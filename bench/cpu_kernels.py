@@ -27,7 +27,8 @@ from torch import Tensor
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.cli import run
-from radixlm.bench.options import Parser, positive
+from radixlm.bench.options import positive
+from radixlm.config.verb_parser import VerbParser
 from radixlm.kernels.cpu import available, isa, reason
 from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.cpu import lora as cpu_lora
@@ -257,9 +258,9 @@ def measure(
     return timings
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """All flags."""
-    parser = Parser(
+    parser = VerbParser(
         "python bench/cpu_kernels.py", "The C++ kernels against this machine's measured ceilings."
     )
     parser.add_argument(

@@ -25,7 +25,8 @@ from step_clock import PARTS, Clock
 from radixlm.base.errors import InvariantError
 from radixlm.bench import report
 from radixlm.bench.cli import run
-from radixlm.bench.options import Parser, positive
+from radixlm.bench.options import positive
+from radixlm.config.verb_parser import VerbParser
 
 # the most that plan and commit together, and that the whole step, may take of the host, in ms, by
 # the number of running requests
@@ -101,9 +102,9 @@ def profile(num_running: int, num_steps: int, page_size: int) -> None:
     pstats.Stats(profiler, stream=sys.stdout).sort_stats("tottime").print_stats(15)
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """All flags."""
-    parser = Parser("python bench/host.py", "A decode step's host work, and the prefix cache.")
+    parser = VerbParser("python bench/host.py", "A decode step's host work, and the prefix cache.")
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.add_argument(
         "--num-running", nargs="+", default=[16, 256], help="running requests", **number

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from radixlm.base.record import replace
 from radixlm.bench.cli import run
 from radixlm.bench.one_batch import Batch, Shape, with_room
-from radixlm.bench.options import Parser, positive
+from radixlm.bench.options import positive
 from radixlm.config.parser import parse
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.model_info import resolved
 from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
@@ -128,7 +129,7 @@ class Scripted(Batch):
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("bench/ngram.py", __doc__ or "", usage="python bench/ngram.py [options]")
+    parser = VerbParser("bench/ngram.py", __doc__ or "", usage="python bench/ngram.py [options]")
     parser.add_argument("--kind", choices=("edit", "copy", "other", "none"), default="edit")
     parser.add_argument("--since", default="2026-11-22 20:00", help="date of the older version")
     for name, default in (("--batch", 4), ("--answer", 128), ("--rounds", 3)):

@@ -25,8 +25,8 @@ from ngram import Scripted, positive
 from radixlm.base.record import replace
 from radixlm.bench.cli import run
 from radixlm.bench.one_batch import Shape, with_room
-from radixlm.bench.options import Parser
 from radixlm.config.parser import parse
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.model_info import resolved
 
 TARGET = {
@@ -76,7 +76,7 @@ class Oracle(Scripted):
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("bench/oracle.py", __doc__ or "", usage="python bench/oracle.py [options]")
+    parser = VerbParser("bench/oracle.py", __doc__ or "", usage="python bench/oracle.py [options]")
     parser.add_argument("--alpha", type=float, default=0.7, help="share of drafts that are right")
     for name, default in (("--batch", 1), ("--answer", 64), ("--rounds", 3)):
         parser.add_argument(name, type=int, default=default)

@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser
+from radixlm.config.verb_parser import VerbParser
 from radixlm.entrypoints.offline import Engine
 from radixlm.step_sizes.pacing import TIMES, UNNOTICED_S
 
@@ -26,7 +26,7 @@ ALONE_S = 3.0
 
 
 def main() -> int:
-    parser = Parser("prompt_beside_streams.py", "Streams beside a prompt.")
+    parser = VerbParser("prompt_beside_streams.py", "Streams beside a prompt.")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
     args, rest = parser.parse_known_args(sys.argv[1:])

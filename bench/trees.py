@@ -19,7 +19,7 @@ from typing import Any
 
 import radixlm
 from radixlm.bench.cli import run
-from radixlm.bench.options import Parser
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine import drafting
 from radixlm.speculative.lengths import DraftLength
 
@@ -49,7 +49,7 @@ def held_out(count: int) -> list[list[int]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser("bench/trees.py", __doc__ or "", usage="python bench/trees.py [options]")
+    parser = VerbParser("bench/trees.py", __doc__ or "", usage="python bench/trees.py [options]")
     parser.add_argument("--algorithm", default="EAGLE3", help="EAGLE3 or STANDALONE")
     for name, default in (("--steps", 3), ("--items", 24), ("--rounds", 3), ("--tokens", 64)):
         parser.add_argument(name, type=int, default=default)

@@ -28,7 +28,7 @@ import msgspec  # noqa: E402
 
 from radixlm.base.errors import ConfigError  # noqa: E402
 from radixlm.bench.cli import run as run_command  # noqa: E402
-from radixlm.bench.options import Parser  # noqa: E402
+from radixlm.config.verb_parser import VerbParser  # noqa: E402
 from simulate import traffic  # noqa: E402
 from simulate.cluster import Cluster, Failures, Pool  # noqa: E402
 from simulate.cost import CONFIGS, Cost, model  # noqa: E402
@@ -64,9 +64,9 @@ def parse_pool(text: str, cost: Cost, gpu: str, engine: Engine, spread: float) -
     return Pool(time, replicas, **{key: values[key] for key in _POOL if key in values})
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """All flags."""
-    parser = Parser("python bench/simulate", "Simulate a cluster of engines.")
+    parser = VerbParser("python bench/simulate", "Simulate a cluster of engines.")
     number: dict[str, Any] = {"type": float, "metavar": "N"}
     parser.add_argument("what", choices=("run", "validate", "scale"))
     parser.add_argument("--model", default="llama-70b", help=f"{', '.join(CONFIGS)}, or a folder")

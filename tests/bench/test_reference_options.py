@@ -14,8 +14,9 @@ from radixlm.base.errors import ConfigError
 from radixlm.bench import offline, one_batch, one_batch_server, serve
 from radixlm.bench.backends import BACKENDS
 from radixlm.bench.datasets import DATASETS
-from radixlm.bench.options import Parser, dataset_options
+from radixlm.bench.options import dataset_options
 from radixlm.bench.reference import REFUSED_FLAGS, headers_of, profile_body
+from radixlm.config.verb_parser import VerbParser
 
 # option -> a value that is accepted ("" for a switch), None: refused
 DATA = {
@@ -120,7 +121,7 @@ TABLE = [
     ("build", "option", "value"),
     [pytest.param(b, o, v, id=f"{name} {o}") for b, name, o, v in TABLE],
 )
-def test_option(build: Callable[[], Parser], option: str, value: str | None) -> None:
+def test_option(build: Callable[[], VerbParser], option: str, value: str | None) -> None:
     words = [*option.split(), *([value] if value else [])]
     if value is not None:
         args = build().parse_args(words)

@@ -192,7 +192,7 @@ async def test_one_batch_through_the_server(url, tmp_path) -> None:
     assert "out tok/s" in one_batch_table([found])
 
 
-async def test_the_sweep_measures_each_rate(url, capsys, monkeypatch) -> None:
+async def test_the_sweep_measures_each_rate(url, capsys, monkeypatch, tmp_path) -> None:
     flushed: list[bool] = []
     measure = Run.measure
 
@@ -211,8 +211,14 @@ async def test_the_sweep_measures_each_rate(url, capsys, monkeypatch) -> None:
         "--start-rate",
         "200",
     ]
-    flags += ["--highest-rate", "400", "--goodput", "e2el:60000"]
+    file = tmp_path / "runs.jsonl"
+    flags += ["--highest-rate", "400", "--goodput", "e2el:60000", "--output-file", str(file)]
     args = build_sweep_parser().parse_args(flags)
     assert await _sweep(args, Search(200.0, 400.0)) == 0
-    assert "Highest rate within: 400 req/s" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "Highest rate within: 400 req/s" in told.out
+    rates = [line.partition(":")[0] for line in told.err.splitlines()]
+    assert rates == ["200 req/s", "400 req/s"]  # each when it was measured
+    kept = [json.loads(line)["request_rate"] for line in file.read_text().splitlines()]
+    assert kept == [200.0, 400.0]
     assert flushed == [True, True]  # the runs repeat their prompts

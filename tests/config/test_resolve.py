@@ -247,7 +247,11 @@ def test_planned_contradictory_and_idle_options_are_met(caplog: pytest.LogCaptur
         settle(engine_in_process=True, dp_size=2)
     with caplog.at_level(logging.INFO, "radixlm"):
         settle(disable_cuda_graph=True)
-    assert "--disable-cuda-graph has no effect" in caplog.text
+    assert caplog.text.count("--disable-cuda-graph has no effect") == 1
+    given = frozenset({"disable_cuda_graph"})
+    with caplog.at_level(logging.INFO, "radixlm"):  # as the engine's process does
+        resolve(settle(disable_cuda_graph=True), CPU, given, tells=False)
+    assert caplog.text.count("--disable-cuda-graph has no effect") == 2
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -23,6 +23,8 @@ def test_options_are_attributes() -> None:
         args.nothing  # noqa: B018
     with pytest.raises(ConfigError, match="page_size"):
         radixlm.ServerArgs(pagesize=1)
+    with pytest.raises(ValueError, match="tp-size"):  # as SGLang's ServerArgs raises
+        radixlm.ServerArgs(tp_size="many")
 
 
 def test_it_reads_a_command_line() -> None:

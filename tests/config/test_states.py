@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,8 @@ def test_an_option_for_another_device_warns(monkeypatch: pytest.MonkeyPatch) -> 
     gpu_port = Option("port", "serve", int, False, 30000, "Help.", Flag(only_device="cuda"))
     monkeypatch.setattr("radixlm.config.states.options", lambda: {"port": gpu_port})
     config = ServerConfig.from_kwargs(port=1)
+    assert list(no_effect_notes(config, "cpu")) == []  # nobody has given it
+    config = replace(config, given=frozenset({"port"}))
     assert list(no_effect_notes(config, "cuda")) == []
     (note,) = no_effect_notes(config, "cpu")
     assert note == "--port has no effect: it is for cuda, this is cpu"

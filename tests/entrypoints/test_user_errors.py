@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -84,3 +85,11 @@ def test_the_reason_of_an_error_has_no_number() -> None:
     assert reason(FileNotFoundError(2, "No such file", "x")) == "No such file"
     assert reason(ValueError("wrong")) == "wrong"
     assert reason(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.parametrize("verb", ["doctor", "top", "completion", "run-batch", "lora"])
+def test_help_is_for_a_terminal(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        cli.main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert f"radixlm {verb}" in shown and "``" not in shown

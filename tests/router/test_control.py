@@ -90,7 +90,10 @@ async def test_a_worker_is_added_shown_changed_and_deleted(front: Front) -> None
     }
     assert (shown["priority"], shown["bootstrap_port"], shown["is_healthy"]) == (7, 9, True)
     assert "job_status" not in shown and shown["connection_mode"] == "HTTP"
-    assert (await front.ask("PUT", where, {"priority": 1, "cost": 2}))[0] == 202
+    assert (await front.ask("PATCH", where, {"priority": 1}))[0] == 202
+    assert (await front.ask("PUT", where, {"cost": 2}))[0] == 202
+    for model, total in (("qwen", 1), ("other", 0)):
+        assert (await front.ask("GET", f"/workers?model={model}"))[1]["total"] == total
     listed = (await front.ask("GET", "/workers"))[1]
     assert (listed["workers"][0]["priority"], listed["workers"][0]["cost"]) == (1, 2.0)
     assert listed["stats"] == {"prefill_count": 1, "decode_count": 0, "regular_count": 0}
@@ -250,6 +253,19 @@ async def test_a_request_for_all_answers_as_one_worker_does(front: Front) -> Non
     assert status == 503 and B in said["error"]["message"]
     front.servers.answers[A, "/abort_request"] = {}
     assert await front.ask("POST", "/abort_request", {"rid": "1"}) == (200, {})
+
+
+async def test_a_profile_may_be_of_one_worker(front: Front) -> None:
+    await front.add(A)
+    await front.add(B)
+    for url in (A, B):
+        front.servers.answers[url, "/start_profile"] = {"of": url}
+    assert await front.ask("POST", "/start_profile", {"url": B, "num_steps": 3}) == (200, {"of": B})
+    assert (await front.ask("POST", "/start_profile", {}))[1] == {"of": A}
+    asked = [url for url, _, path, _ in front.servers.asked if path == "/start_profile"]
+    assert asked == [B, A, B]
+    for url in ("http://no:1", 7):
+        assert (await front.ask("POST", "/stop_profile", {"url": url}))[0] == 404
 
 
 async def test_texts_are_parsed(front: Front) -> None:

@@ -283,6 +283,36 @@ async def test_several_models(start_workers: StartWorkers) -> None:
     assert answer.status == 404 and answer.json["error"]["code"] == "model_not_found"
 
 
+async def test_a_model_has_further_names(start_workers: StartWorkers) -> None:
+    (worker,) = await start_workers(1)
+    async with Front([], enable_igw=True, model_alias=("gpt-4=one", "own=one")) as front:
+        front.join(Worker(worker.url, model_id="one"))
+        front.join(Worker(worker.url, model_id="own", dp_rank=1))
+        models = ("gpt-4", "one", "own", "gpt-3")
+        assert [(await front.chat(model=model)).status for model in models] == [200] * 3 + [404]
+    told = [orjson.loads(seen.body)["model"] for seen in worker.seen]
+    assert told == ["one", "one", "own"]  # a worker's own name comes first
+
+
+async def test_a_key_stays_with_its_worker_under_another_policy(
+    start_workers: StartWorkers,
+) -> None:
+    workers = await start_workers(3)
+    async with Front(workers, routing_key_override=True, policy="round_robin") as front:
+        body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+        for key in ("a", "b"):
+            before = [len(one.seen) for one in workers]
+            for _ in range(4):
+                header = [("x-smg-routing-key", key)]
+                await ask(front.url, "POST", "/v1/chat/completions", body, header)
+            got = [len(one.seen) - num for one, num in zip(workers, before, strict=True)]
+            assert sorted(got) == [0, 0, 4]
+        before = [len(one.seen) for one in workers]
+        for _ in range(3):
+            await front.chat()
+        assert [len(one.seen) - n for one, n in zip(workers, before, strict=True)] == [1, 1, 1]
+
+
 async def test_a_rank_is_told_in_the_body(start_workers: StartWorkers) -> None:
     (worker,) = await start_workers(1)
     async with Front([]) as front:

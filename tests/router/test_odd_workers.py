@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from radixlm.router import upstream
 from tests.router.client import Connection, ask, until
 from tests.router.conftest import StartWorkers
 from tests.router.front import Front
@@ -28,8 +27,8 @@ async def test_a_machine_that_is_gone_costs_no_request(
             await loop.create_future()
         return await connect(make, host, port, **options)
 
-    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_S", 0.01)
     async with Front([gone, good]) as front:
+        monkeypatch.setattr(front.gateway.upstream, "_connect_timeout_s", 0.01)
         with monkeypatch.context() as patch:
             patch.setattr(loop, "create_connection", lost)
             assert [(await front.chat()).status for _ in range(2)] == [200, 200]

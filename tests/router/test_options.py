@@ -50,6 +50,10 @@ def test_lists_pairs_and_repeated_flags() -> None:
     assert keys == (AdminKey("1", "Me", "admin", "a:b"),)
     assert parse(["--jwt-role-mapping", "My Role=admin"]).roles == {"My Role": "admin"}
     assert parse(["--disable-retries"]).num_tries == 1
+    twice = parse("--worker-urls http://a:1 --worker-urls http://b:1 http://c:1".split())
+    assert twice.worker_urls == ("http://a:1", "http://b:1", "http://c:1")
+    aliases = parse("--model-alias gpt-4=qwen --model-alias x=a=b".split()).aliases
+    assert aliases == {"gpt-4": "qwen", "x": "a=b"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,11 @@ def test_lists_pairs_and_repeated_flags() -> None:
         ("--decode-policy bucket", "round_robin"),
         ("--enable-wasm", "WebAssembly"),
         ("--enable-mesh", "not built"),
+        ("--mesh-peer-urls http://a:1", "--mesh-peer-urls"),
+        ("--epd-disaggregation", "not built"),
+        ("--model-alias qwen=qwen", "gpt-4=radix-tiny"),
+        ("--model-alias qwen", "gpt-4=radix-tiny"),
+        ("--overload-token-usage-threshold 0", "(0, 1]"),
         ("--tls-cert-path x", "--tls-key-path"),
         ("--jwt-issuer x", "--jwt-audience"),
         ("--retry-max-backoff-ms 1", "--retry-initial-backoff-ms"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -192,10 +193,27 @@ async def test_idle_connections_are_swept_and_forgotten(
     while workers[0].connections:
         await asyncio.sleep(0.001)
     assert workers[1].connections
-    monkeypatch.setattr(module, "KEEP_IDLE_S", -1.0)
+    monkeypatch.setattr(upstream, "_keep_idle_s", -1.0)
     upstream.sweep()
     while workers[1].connections:
         await asyncio.sleep(0.001)
+
+
+async def test_the_number_of_idle_connections_is_bounded(start_workers: StartWorkers) -> None:
+    (worker,) = await start_workers(1)
+    upstream = Upstream(max_idle=1, tcp_keepalive_s=7)
+    both = [
+        await upstream.open(worker.url, "POST", "/generate", [], b"{}", timeout_s=10)
+        for _ in range(2)
+    ]
+    (origin,) = upstream._origins.values()
+    for exchange in both:
+        await exchange.read(1 << 20)
+    assert len(origin.idle) == 1
+    sock = origin.idle[0].transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7
+    upstream.close()
 
 
 async def test_a_forgotten_worker_keeps_no_connection(

@@ -41,8 +41,9 @@ class RadixError(Exception):
     """Base of all errors raised on purpose."""
 
 
-class ConfigError(RadixError):
-    """Bad or impossible options; the message names the flag and a value that works."""
+class ConfigError(RadixError, ValueError):
+    """Bad or impossible options; the message names the flag and a value that works. A ValueError
+    too, as SGLang's ServerArgs raises."""
 
 
 class CheckpointError(RadixError):

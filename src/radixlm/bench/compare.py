@@ -16,7 +16,7 @@ import numpy as np
 
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
-from radixlm.bench.options import Parser
+from radixlm.config.verb_parser import VerbParser
 
 _DRAWS = 1000
 _SPREAD = ("mean", "median", "p90", "p95", "p99")
@@ -36,7 +36,7 @@ _DETAILS = {"median_e2e_latency_ms": "latencies", "median_ttft_ms": "ttfts"}
 
 def main(argv: Sequence[str]) -> int:
     """0 once both were read."""
-    parser = Parser("radixlm bench compare", "Two results of benchmarks side by side.")
+    parser = VerbParser("radixlm bench compare", "Two results of benchmarks side by side.")
     parser.add_argument("files", nargs=2, metavar="FILE", help="JSON lines; the last line counts")
     parser.add_argument("--tag", metavar="TEXT", help="the last line with this tag, instead")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

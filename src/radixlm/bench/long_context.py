@@ -17,19 +17,26 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.units import format_bytes
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, engine_parser, positive
+from radixlm.bench.options import engine_parser, positive
+from radixlm.config.verb_parser import VerbParser
 from radixlm.entrypoints.offline import Engine
 
 _WARM_UP = 64  # tokens of a prompt before the first that counts
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
     about = "What prompts cost by their length, one at a time."
     parser = engine_parser("long-context", about, "[--lengths N ...]")
     group = parser.add_argument_group("prompts")
     group.add_argument(
-        "--lengths", type=int, nargs="+", default=[1024, 2048], metavar="N", help="tokens"
+        "--lengths",
+        "--input-len",
+        type=int,
+        nargs="+",
+        default=[1024, 2048],
+        metavar="N",
+        help="tokens",
     )
     group.add_argument("--output-len", type=int, default=32, metavar="N", help="tokens generated")
     group.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")

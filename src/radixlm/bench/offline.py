@@ -22,7 +22,6 @@ from radixlm.bench.backends import NativeMeter, Outcome
 from radixlm.bench.datasets import DatasetOptions, Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
 from radixlm.bench.options import (
-    Parser,
     add_dataset_options,
     dataset_options,
     engine_parser,
@@ -32,13 +31,14 @@ from radixlm.bench.options import (
 from radixlm.bench.progress import Progress
 from radixlm.config.parser import parse
 from radixlm.config.server_config import flat
+from radixlm.config.verb_parser import VerbParser
 from radixlm.entrypoints.offline import Engine
 
 _WARMUP_REQUESTS = 16
 _WARMUP_OUTPUT = 16
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
     parser = engine_parser("offline", "Throughput of the engine without a server.")
     add_dataset_options(parser)

@@ -25,9 +25,10 @@ from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
 from radixlm.base.record import replace
 from radixlm.bench import report
-from radixlm.bench.options import Parser, add_shape_options, engine_parser, positive, refuse
+from radixlm.bench.options import add_shape_options, engine_parser, positive, refuse
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.affinity import placed
 from radixlm.engine.assemble import EngineCore, assemble
 from radixlm.engine.model_info import ModelInfo, resolved
@@ -76,7 +77,7 @@ class Result:
     speedup: float | None = None
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
     parser = engine_parser("one-batch", "Prefill and decode speed of one static batch.")
     add_shape_options(parser)

@@ -26,16 +26,17 @@ from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import report
 from radixlm.bench.client import HttpClient
 from radixlm.bench.one_batch import Shape
-from radixlm.bench.options import Parser, add_shape_options, positive, refuse
+from radixlm.bench.options import add_shape_options, positive, refuse
 from radixlm.bench.serve import local_host
 from radixlm.config.parser import parse
+from radixlm.config.verb_parser import VerbParser
 
 _START_S = 1800.0
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
-    parser = Parser(
+    parser = VerbParser(
         "radixlm bench one-batch-server",
         "Latency of one static batch through a server.",
         usage="radixlm bench one-batch-server [--base-url URL] [options] [server options]",
@@ -149,7 +150,7 @@ async def _run(
         ]
 
 
-def started_at(rest: Sequence[str], parser: Parser) -> tuple[str, list[str]]:
+def started_at(rest: Sequence[str], parser: VerbParser) -> tuple[str, list[str]]:
     """(URL, options) of the server to start: at --host, and at a free port unless --port says
     which. ConfigError for wrong options."""
     config, given = parse(rest, parser.prog, parser._option_string_actions)

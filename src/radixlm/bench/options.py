@@ -10,14 +10,12 @@ from radixlm.base.errors import ConfigError
 from radixlm.bench.datasets import DATASETS, DatasetOptions
 from radixlm.config.verb_parser import VerbParser
 
-Parser = VerbParser
 
-
-def engine_parser(verb: str, about: str, usage: str = "[options]") -> Parser:
+def engine_parser(verb: str, about: str, usage: str = "[options]") -> VerbParser:
     """Of a benchmark that loads the model itself: the server's options may follow its own."""
     prog = f"radixlm bench {verb}"
     follow = "All options of `radixlm serve` may follow, such as --model-path FOLDER."
-    return Parser(prog, about, usage=f"{prog} {usage} [server options]", epilog=follow)
+    return VerbParser(prog, about, usage=f"{prog} {usage} [server options]", epilog=follow)
 
 
 class _Refused(argparse.Action):

@@ -19,15 +19,16 @@ from tqdm import tqdm
 from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
-from radixlm.bench.options import Parser, engine_parser
+from radixlm.bench.options import engine_parser
 from radixlm.config.schedule import MIN_WINDOW
+from radixlm.config.verb_parser import VerbParser
 from radixlm.entrypoints.offline import Engine
 from radixlm.wire.requests import StreamingWindow
 
 _TOGETHER = 16  # pieces that the engine gets at a time
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of this verb."""
     about = "How well models predict a text."
     parser = engine_parser("perplexity", about, "--text FILE [--against MODEL]")

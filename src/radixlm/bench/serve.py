@@ -23,13 +23,7 @@ from radixlm.bench.backends import BACKENDS, REFUSED, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
-from radixlm.bench.options import (
-    Parser,
-    add_dataset_options,
-    dataset_options,
-    json_object,
-    refuse,
-)
+from radixlm.bench.options import add_dataset_options, dataset_options, json_object, refuse
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
 from radixlm.bench.reference import (
@@ -41,6 +35,7 @@ from radixlm.bench.reference import (
 )
 from radixlm.bench.requester import Requester
 from radixlm.bench.slo import goodput, limits_ms
+from radixlm.config.verb_parser import VerbParser
 from radixlm.engine.model_info import local_tokenizer
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -48,14 +43,24 @@ _WARMUP_OUTPUT = 32  # max output tokens of a warm-up request
 _FLUSH_TRIES = 20  # a server flushes only while no request runs
 
 
+class _Backend(argparse.Action):
+    """A known backend. ConfigError for others; for those of the reference with the reason."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values not in BACKENDS:
+            why = f": {REFUSED[values]}" if values in REFUSED else f"; one of {', '.join(BACKENDS)}"
+            raise ConfigError(f"--backend {values} is not served{why}")
+        setattr(namespace, self.dest, values)
+
+
 def build_parser(
     prog: str = "radixlm bench serve",
     text: str = "Send requests to a running server; print latency and throughput.",
-) -> Parser:
-    parser = Parser(prog, text)
+) -> VerbParser:
+    parser = VerbParser(prog, text)
     server = parser.add_argument_group("server")
     server.add_argument(
-        "--backend", type=backend, default="sglang", help=f"API: {', '.join(BACKENDS)}"
+        "--backend", action=_Backend, default="sglang", help=f"API: {', '.join(BACKENDS)}"
     )
     server.add_argument("--host", default="127.0.0.1", help="address of the server")
     server.add_argument("--port", type=int, metavar="N", help="30000, or the backend's usual port")
@@ -330,14 +335,6 @@ class Run:
             report.append_jsonl(args.output_file, [result | extra])
         if args.plot:
             write_plot(args.plot, outcomes, f"{args.backend}, {result['dataset_name']}")
-
-
-def backend(name: str) -> str:
-    """A known backend. ConfigError for others; for those of the reference with the reason."""
-    if name in BACKENDS:
-        return name
-    why = f": {REFUSED[name]}" if name in REFUSED else f"; one of {', '.join(BACKENDS)}"
-    raise ConfigError(f"--backend {name} is not served{why}")
 
 
 def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ import uvloop
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import report, serve
 from radixlm.bench.load import Traffic
-from radixlm.bench.options import Parser
 from radixlm.bench.slo import limits_ms
+from radixlm.config.verb_parser import VerbParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ async def highest_rate(
     return good
 
 
-def build_parser() -> Parser:
+def build_parser() -> VerbParser:
     """The flags of `bench serve`, and those of the search."""
     parser = serve.build_parser("radixlm bench sweep", "Find the highest rate that meets an SLO.")
     base = Search()
@@ -108,6 +108,9 @@ async def _sweep(args: argparse.Namespace, search: Search) -> int:
         run.traffic = Traffic(rate, args.max_concurrency, args.seed)
         result, _ = await run.measure()
         found.append(result | {"request_rate": rate})
+        sys.stderr.write(f"{_summary(found[-1])}\n")
+        if args.output_file:
+            report.append_jsonl(args.output_file, found[-1:])
         return float(result["slo_attainment"])
 
     try:
@@ -115,8 +118,6 @@ async def _sweep(args: argparse.Namespace, search: Search) -> int:
         best = await highest_rate(search, attained)
     finally:
         run.client.close()
-    if args.output_file:
-        report.append_jsonl(args.output_file, found)
     sys.stdout.write(
         json.dumps({"rate": best, "runs": found}) + "\n" if args.json else render(found, best)
     )
@@ -132,6 +133,14 @@ async def _can_flush(run: serve.Run) -> bool:
         pass
     sys.stderr.write("no /flush_cache: the runs repeat their prompts; serve without prefix cache\n")
     return False
+
+
+def _summary(run: Mapping[str, Any]) -> str:
+    """What is told of a run while others follow."""
+    return (
+        f"{run['request_rate']:.3g} req/s: {100 * run['slo_attainment']:.1f} % in the limits, "
+        f"p99 TTFT {run['p99_ttft_ms']:.0f} ms, p99 TPOT {run['p99_tpot_ms']:.1f} ms"
+    )
 
 
 def render(runs: Sequence[dict[str, Any]], best: float | None) -> str:

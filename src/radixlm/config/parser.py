@@ -17,7 +17,7 @@ from radixlm.config.newer import newer_flags, newer_words
 from radixlm.config.option import Option, options
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
-from radixlm.config.verb_parser import VerbParser
+from radixlm.config.verb_parser import VerbParser, unmarked
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
+        settings["description"] = unmarked(settings.get("description"))
         super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
         self.has_options = False  # whether ``add_options`` gave it a server's options
         self.shows_all = False

@@ -284,12 +284,14 @@ def _filled(change: Change) -> str:
     return text if change.reason.startswith(_COMMON) else f"{text} ({change.reason})"
 
 
-def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> ServerConfig:
+def resolve(
+    config: ServerConfig, host: HostInfo, explicit: frozenset[str], tells: bool = True
+) -> ServerConfig:
     """``config`` with every option resolved and checked.
 
     Once resolved, no option whose default is AUTO is None. ConfigError if an option needs
     something that is not built, or if options contradict each other. Resolving again, with the
-    model known, is allowed: resolved options stay.
+    model known, is allowed: resolved options stay. ``tells``: log what has no effect.
     """
     check_states(config)
     config = replace(config, given=explicit)
@@ -305,6 +307,6 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
     has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
     others = (compile_notes, draft_notes, expert_notes, tree_notes)
-    for note in (*notes, *(note for of in others for note in of(config))):
+    for note in (*notes, *(note for of in others for note in of(config))) if tells else ():
         logger.info("%s", note)
     return config

@@ -116,5 +116,5 @@ def no_effect_notes(config: ServerConfig, device: str) -> Iterator[str]:
             yield f"{option.dashed} has no effect: {flag.why}"
         elif flag.why and not _is_built(option, value):
             yield f"{option.dashed} {show(option, value)} has no effect: {flag.why}"
-        elif flag.only_device and flag.only_device != device:
+        elif flag.only_device and flag.only_device != device and name in config.given:
             yield f"{option.dashed} has no effect: it is for {flag.only_device}, this is {device}"

@@ -11,12 +11,18 @@ _NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: (.*)", re.S)
 _KINDS = {"int": "an integer", "float": "a number"}
 
 
+def unmarked(text: str | None) -> str | None:
+    """A docstring without its marks of code, for a terminal."""
+    return text and text.replace("`", "")
+
+
 class VerbParser(argparse.ArgumentParser):
     """Raises ConfigError for wrong flags and accepts no abbreviations."""
 
     def __init__(self, prog: str, description: str | None = None, **settings: Any) -> None:
         settings.setdefault("formatter_class", Help)
-        super().__init__(prog=prog, description=description, allow_abbrev=False, **settings)
+        text = unmarked(description)
+        super().__init__(prog=prog, description=text, allow_abbrev=False, **settings)
 
     def error(self, message: str) -> Never:
         """Raise instead of printing the usage."""

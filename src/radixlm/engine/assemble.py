@@ -405,7 +405,7 @@ def _attention(
 def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> dict[str, Any]:
     """What intake is told when the engine is ready; logged too."""
     log.info(
-        "%s: weights %s%s in %s; KV cache of %d tokens (%s reserved, %s); %d threads",
+        "%s: weights %s%s in %s; KV cache of %d tokens (%s reserved, %s); %d thread%s",
         info.architecture,
         format_bytes(loaded.num_bytes),
         " mapped" if loaded.packed.mapped_bytes else "",
@@ -413,7 +413,8 @@ def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> di
         pools.num_tokens,
         format_bytes(pools.num_bytes),
         str(pools.dtype).removeprefix("torch."),
-        torch.get_num_threads(),
+        num_threads := torch.get_num_threads(),
+        "s" * (num_threads != 1),
     )
     if limits.context_len < info.context_len:
         log.info(

@@ -290,8 +290,11 @@ def _media(architecture: str, folder: Path) -> MultimodalSpec | None:
     return multimodal_spec(architecture, read_object(folder / "config.json"))
 
 
-def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig, ModelInfo]:
-    """The model, and the configuration with everything filled in that depends on it."""
+def resolved(
+    config: ServerConfig, given: frozenset[str], tells: bool = True
+) -> tuple[ServerConfig, ModelInfo]:
+    """The model, and the configuration with everything filled in that depends on it. ``tells``:
+    log which options have no effect."""
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
     config = locate_all(config)
@@ -312,4 +315,4 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
             "architecture": info.architecture,
         }
     )
-    return resolve(config, facts, given), info
+    return resolve(config, facts, given, tells), info

@@ -110,7 +110,7 @@ def main(early: StartupReader) -> int:
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     channel.log_tail = log_tail(config, role)
     try:
-        config, info = resolved(config, frozenset(startup["given"]))
+        config, info = resolved(config, frozenset(startup["given"]), tells=False)
         config = placed(config, frozenset(startup["given"]), startup)
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = InflightLog(flight_path)
@@ -209,7 +209,7 @@ def run_rank(startup: dict[str, Any], early: StartupReader | None = None) -> int
     leader = LeaderLink(startup, config)
     leader.replica = int(startup["index"])
     try:
-        config, info = resolved(config, given)
+        config, info = resolved(config, given, tells=False)
         config = placed(config, given, startup)
         with prefaulted_memory(early):
             make = assemble_rank(config, info, leader, boot_of(startup))

@@ -17,6 +17,7 @@ import shlex
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.config.option import options
+from radixlm.config.verb_parser import unmarked
 
 SHELLS = ("bash", "zsh", "fish")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -26,7 +27,7 @@ _OWN_WORDS = {"completion": SHELLS, "models": ("rm",), "lora": ("inspect",)}
 def main(argv: list[str]) -> int:
     """Print the script."""
     if argv in (["-h"], ["--help"]):
-        print(__doc__)
+        print(unmarked(__doc__))
         return 0
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise ConfigError(f"completion: name one shell: {', '.join(SHELLS)}")

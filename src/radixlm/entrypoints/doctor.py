@@ -16,6 +16,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes
+from radixlm.config.verb_parser import unmarked
 from radixlm.entrypoints.check_env import facts
 
 # parameters of decoders that people know, and bytes a weight
@@ -105,7 +106,7 @@ def estimates(bandwidth: float, memory: int) -> dict[str, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Print findings and estimates; ``--json``: one object."""
     if {"-h", "--help"} & set(argv):
-        print("usage: radixlm doctor [--json]\n\n" + (__doc__ or ""))
+        print(f"usage: radixlm doctor [--json]\n\n{unmarked(__doc__)}")
         return 0
     if unknown := [word for word in argv if word != "--json"]:
         raise ConfigError(f"doctor takes no {unknown[0]!r}, only --json")

@@ -45,7 +45,9 @@ def _stub(config: ServerConfig, agent: NodeAgent) -> ThreadingHTTPServer:
             status = 200 if self.path == "/health" or is_ready else 404
             if self.path == "/ready" and not is_ready:
                 status = 503
-            text = f"node {agent.node_rank}: {len(agent.ranks)} ranks; node 0 answers requests\n"
+            text = (
+                f"node {agent.node_rank}: ranks here: {len(agent.ranks)}; node 0 answers requests\n"
+            )
             self.send_response(status)
             self.send_header("Content-Type", "text/plain")
             self.send_header("Content-Length", str(len(text)))

@@ -58,7 +58,7 @@ def _placed(adapter: Adapter, model: Path) -> list[str]:
     ]
     strongest = max(norms, default=(0.0, "none"))
     return [
-        f"model     {model}: every tensor has a place, {len(adapter.parts)} layers change",
+        f"model     {model}: every tensor has a place, {len(adapter.parts)} of its modules change",
         f"strongest {strongest[1]} (norm of the change {strongest[0]:.3g})",
         f"digest    {adapter.digest}",
     ]

@@ -57,6 +57,10 @@ class Gateway:
             ca_paths=options.ca_cert_paths,
             cert_path=options.client_cert_path,
             key_path=options.client_key_path,
+            connect_timeout_s=options.connect_timeout_secs,
+            keep_idle_s=options.pool_idle_timeout_secs,
+            max_idle=options.pool_max_idle_per_host,
+            tcp_keepalive_s=options.tcp_keepalive_secs,
         )
         self.server = HttpServer(
             partial(self._guarded, self._route), Limits(options.max_payload_size)

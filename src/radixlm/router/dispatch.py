@@ -50,12 +50,15 @@ class Dispatcher:
         self.pools = Pools(self.options)
         self.memory = JournalMemory(self.options.journal_memory_mb << 20)
         self.splices: list[Splice] = []
+        self.aliases = self.options.aliases
         self.prepare: Callable[[Call], Awaitable[None] | None] = lambda call: None
         self.holder: Callable[[Call], Worker | None] = lambda call: None
         self.kinds: dict[str, type[Dispatch]] = {}
 
     async def serve(self, gateway: Any, call: Call, client: ClientStream) -> None:
         """Answer one call of a data route."""
+        if self.aliases and (model := self._aliased(call)) is not None:
+            call.replace_body(call.overridden({"model": model}))
         preparing = self.prepare(call)
         if preparing is not None:
             await preparing
@@ -64,6 +67,12 @@ class Dispatcher:
             await self.kinds.get(call.path, Dispatch)(self, call, client, ticket).run()
         finally:
             ticket.leave()
+
+    def _aliased(self, call: Call) -> str | None:
+        """The model that a call means by a name that no worker has; None: it means what it says."""
+        model = self.aliases.get(call.model or "")
+        has_name = any(call.model in worker.names for worker in self.gateway.registry)
+        return None if has_name else model
 
     async def ask_any(self, call: Call) -> Answer:
         """Answer a GET by any worker that is available."""
@@ -222,7 +231,8 @@ class Dispatch:
             return None
         policy = self.policy = self.shared.pools.of(workers[0])
         try:
-            worker = policy.choose(self.call, self.ticket.candidates(workers))
+            chooser = self.shared.pools.chooser(policy, self.call)
+            worker = chooser.choose(self.call, self.ticket.candidates(workers))
         except NoChoice as error:
             return told(503, str(error), "no_available_workers", "no_workers", is_final=True)
         self.tried.append(worker)

@@ -12,6 +12,7 @@ _COUNT = Flag(within=POSITIVE)
 _FROM_0 = Flag(within=NON_NEGATIVE)
 _ABOVE_0 = Flag(within=ABOVE_ZERO)
 _FRACTION = Flag(within="[0, 1]")
+_SHARE = Flag(within="(0, 1]")
 _FROM_1 = Flag(within="[1, inf)")
 _PORT = Flag(within="[1, 65535]")
 _SECRET = Flag(is_secret=True)
@@ -28,6 +29,11 @@ def _planned(needs: str) -> Flag:
     return Flag(state="planned", needs=needs)
 
 
+_MESH = _planned("a protocol between gateways")
+_ENCODE = _planned("a worker that encodes media alone")
+_HOOKS = _planned("a WebAssembly runtime")
+
+
 class Workers(Record):
     """Address and workers."""
 
@@ -42,6 +48,24 @@ class Workers(Record):
     worker_startup_check_interval: Annotated[
         int, "Longest wait between two tries to join a worker, in seconds.", _COUNT
     ] = 30
+    worker_startup_delay: Annotated[
+        int, "Seconds before a worker is asked the first time.", _FROM_0
+    ] = 0
+    connect_timeout_secs: Annotated[int, "Seconds to connect to a worker.", _COUNT] = 5
+    pool_idle_timeout_secs: Annotated[
+        int, "Seconds that an idle connection to a worker is kept.", _FROM_0
+    ] = 50
+    pool_max_idle_per_host: Annotated[
+        int, "Idle connections to a worker that are kept.", _FROM_0
+    ] = 500
+    tcp_keepalive_secs: Annotated[
+        int, "Idle seconds after which TCP asks whether a worker is there; 0: never.", _FROM_0
+    ] = 30
+    model_alias: Annotated[
+        tuple[str, ...],
+        "A further name of a model, alias=model; repeatable.",
+        Flag(is_repeatable=True),
+    ] = ()
     dp_aware: Annotated[bool, "Make a worker of each data-parallel rank: URL@0, URL@1, ..."] = False
     enable_igw: Annotated[bool, "Several models, each with workers and a policy of its own."] = (
         False
@@ -76,6 +100,18 @@ class Policies(Workers):
     balance_rel_threshold: Annotated[
         float, "Ratio of loads above which the least loaded is taken.", _FROM_1
     ] = 1.5
+    balance_token_usage_threshold: Annotated[
+        float,
+        "cache_aware: KV usage above that of the coolest worker from which a worker gets nothing "
+        "new; 1: off.",
+        _SHARE,
+    ] = 1.0
+    overload_token_usage_threshold: Annotated[
+        float, "cache_aware: KV usage above which a worker gets nothing new; 1: off.", _SHARE
+    ] = 1.0
+    routing_key_override: Annotated[
+        bool, "With every policy a call with X-SMG-Routing-Key stays with its key's worker."
+    ] = False
     eviction_interval_secs: Annotated[
         int,
         "Seconds between two evictions.",
@@ -98,6 +134,17 @@ class Policies(Workers):
     prefix_hash_load_factor: Annotated[
         float, "prefix_hash: load over the mean above which the ring is walked on.", _FROM_1
     ] = 1.25
+    least_load_kv_pressure_weight: Annotated[
+        float, "least_load: seconds of waiting that a half full KV cache is worth.", _FROM_0
+    ] = 0.15
+    least_load_default_throughput: Annotated[
+        float, "least_load: tokens a second, while no worker tells its rate.", _ABOVE_0
+    ] = 2000.0
+    least_load_mean_prefill_tokens: Annotated[
+        int,
+        "least_load: tokens of a prompt of unknown length.",
+        no_op("the gateway estimates each prompt's tokens from its body", POSITIVE),
+    ] = 1024
     load_monitor_interval: Annotated[
         int, "Seconds between two questions for workers' loads.", _COUNT
     ] = 10
@@ -115,6 +162,9 @@ class Index(Policies):
     disable_token_ids: Annotated[bool, "Send workers no token ids beside messages."] = False
     model_path: Annotated[str | None, "Model whose tokenizer the gateway uses."] = None
     tokenizer_path: Annotated[str | None, "Tokenizer, where it is not the model's."] = None
+    disable_tokenizer_autoload: Annotated[
+        bool, "Load no tokenizer but those of flags and of POST /v1/tokenizers."
+    ] = False
     chat_template: Annotated[str | None, "Chat template, where it is not the model's."] = None
     tokenizer_cache_enable_l0: Annotated[bool, "Keep the tokens of whole texts."] = False
     tokenizer_cache_l0_max_entries: Annotated[int, "Texts in that cache.", _COUNT] = 10000
@@ -148,7 +198,7 @@ class Disaggregation(Index):
     encode: Annotated[
         tuple[str, ...],
         "URL of an encode worker.",
-        Flag(is_repeatable=True, state="planned", needs="a worker that encodes media alone"),
+        Flag(is_repeatable=True, state="planned", needs=_ENCODE.needs),
     ] = ()
 
 
@@ -258,7 +308,7 @@ class Observe(Health):
     log_level: Annotated[
         str, "Level of the log.", Flag(choices=("debug", "info", "warn", "error"))
     ] = "info"
-    log_json: Annotated[bool, "Write log lines as JSON."] = False
+    log_json: Annotated[bool, "Write log lines as JSON.", Flag(("--json-log",))] = False
     access_log: Annotated[bool, "One log line a request."] = False
     prometheus_host: Annotated[str, "Address of the metrics."] = "0.0.0.0"
     prometheus_port: Annotated[
@@ -342,7 +392,29 @@ class Security(History):
 class Flags(Security):
     """Not built."""
 
-    enable_mesh: Annotated[
-        bool, "Gossip between gateways.", _planned("a protocol between gateways")
+    enable_mesh: Annotated[bool, "Gossip between gateways.", _MESH] = False
+    mesh_server_name: Annotated[str | None, "Name among the gateways.", _MESH] = None
+    mesh_host: Annotated[str, "Address of the gossip.", _MESH] = "0.0.0.0"
+    mesh_advertise_host: Annotated[str | None, "Address that others are told.", _MESH] = None
+    mesh_port: Annotated[int, "Port of the gossip.", _MESH] = 39527
+    mesh_peer_urls: Annotated[tuple[str, ...], "Other gateways.", _MESH] = ()
+    router_selector: Annotated[tuple[str, ...], "Labels of gateways' pods.", _MESH] = ()
+    epd_disaggregation: Annotated[bool, "Encode, prefill and decode apart.", _ENCODE] = False
+    encode_policy: Annotated[str | None, "Policy of encode workers.", _ENCODE] = None
+    encode_selector: Annotated[tuple[str, ...], "Labels of encode pods.", _ENCODE] = ()
+    dp_minimum_tokens_scheduler: Annotated[
+        bool,
+        "Pairs: the rank with the fewest tokens.",
+        _planned("a choice of ranks beside that of workers; --dp-aware makes ranks workers"),
+    ] = False
+    schema_config: Annotated[
+        str | None, "Names of the history's tables.", _planned("tables of other names")
+    ] = None
+    storage_context_headers: Annotated[
+        tuple[str, ...], "Headers that hooks of the history are told.", _HOOKS
+    ] = ()
+    storage_hook_wasm_path: Annotated[str | None, "Hooks of the history.", _HOOKS] = None
+    oracle_external_auth: Annotated[
+        bool, "Let Oracle's wallet say who we are.", _planned("a login without a name")
     ] = False
     enable_wasm: Annotated[bool, "WebAssembly plug-ins.", _planned("a WebAssembly runtime")] = False

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 5.0
 MAX_TOLD: Final = 1e18  # larger numbers are none: sums of them might be infinite
-_POLICIES: Final = ("least_load", "least_work")
 
 
 def read_load(entries: Any, rank: int | None) -> Load | None:
@@ -53,7 +52,7 @@ class Loads:
         await asyncio.gather(*(self._ask(worker) for worker in self._gateway.registry))
 
     async def _ask(self, worker: Worker) -> None:
-        wanted = self._gateway.dispatcher.pools.of(worker).name in _POLICIES
+        wanted = self._gateway.dispatcher.pools.of(worker).wants_load
         if worker.state is not State.READY or not wanted:
             return
         path = "/get_load" if worker.id in self._without else "/v1/loads"

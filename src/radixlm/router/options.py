@@ -74,6 +74,12 @@ class Options(Flags):
         return {theirs: _role("--jwt-role-mapping", ours) for theirs, _, ours in split}
 
     @property
+    def aliases(self) -> dict[str, str]:
+        """--model-alias, read: a further name -> the model's."""
+        split = (text.partition("=") for text in self.model_alias)
+        return {alias: model for alias, _, model in split}
+
+    @property
     def num_tries(self) -> int:
         """Tries of a request in all."""
         return 1 if self.disable_retries else self.retry_max_retries
@@ -116,8 +122,12 @@ def add_arguments(
 
 
 def _settings(one: Option) -> dict[str, Any]:
-    """As a server's options, but --prefill takes a port besides."""
-    return argument_settings(one) | ({"nargs": "+"} if one.name == "prefill" else {})
+    """As a server's options, but --prefill takes a port besides, and a list that is given again
+    adds to what it has."""
+    settings = argument_settings(one)
+    if one.is_many and not one.flag.is_repeatable:
+        settings["action"] = "extend"
+    return settings | ({"nargs": "+"} if one.name == "prefill" else {})
 
 
 def read_environment() -> dict[str, Any]:
@@ -184,12 +194,7 @@ def _is_idle(one: Option, options: Options) -> bool:
 
 def _problems(options: Options) -> Iterator[str]:
     """What does not fit together."""
-    flags = {"--worker-urls": options.worker_urls, "--decode": options.decode}
-    flags["--prefill"] = tuple(url for url, _ in options.prefill_urls)
-    for flag, urls in flags.items():
-        for url in urls:
-            if problem := url_problem(re.sub(r"@\d+$", "", url)):  # a rank may be named
-                yield f"{flag}: {problem}"
+    yield from _worker_problems(options)
     for one, other in (
         ("tls_cert_path", "tls_key_path"),
         ("client_cert_path", "client_key_path"),
@@ -215,6 +220,19 @@ def _problems(options: Options) -> Iterator[str]:
     yield from _discovery_problems(options)
     yield from _history_problems(options)
     _ = options.admin_keys, options.roles  # both raise for what does not fit
+
+
+def _worker_problems(options: Options) -> Iterator[str]:
+    flags = {"--worker-urls": options.worker_urls, "--decode": options.decode}
+    flags["--prefill"] = tuple(url for url, _ in options.prefill_urls)
+    for flag, urls in flags.items():
+        for url in urls:
+            if problem := url_problem(re.sub(r"@\d+$", "", url)):  # a rank may be named
+                yield f"{flag}: {problem}"
+    for text in options.model_alias:
+        alias, _, model = text.partition("=")
+        if not alias or not model or alias == model:
+            yield f"--model-alias: {text!r} is none; gpt-4=radix-tiny works"
 
 
 def _discovery_problems(options: Options) -> Iterator[str]:

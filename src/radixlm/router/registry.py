@@ -252,6 +252,7 @@ class Registry:
         """Ask until the worker answers or its time is over."""
         began_s = time.monotonic()
         wait_s = _FIRST_WAIT_S
+        await asyncio.sleep(self.options.worker_startup_delay)
         while worker.state is State.JOINING:
             try:
                 if not worker.disable_health_check:

@@ -98,7 +98,8 @@ def run_server(server_args: Any, dp_rank: int) -> None:
     given = server_args.given()
     try:
         config = load("radixlm.config.server_config:ServerConfig").from_kwargs(**given)
-        status = load("radixlm.entrypoints.serve:serve")(config, frozenset(given))
+        # the GPUs are our choice, and not worth a word where there are none
+        status = load("radixlm.entrypoints.serve:serve")(config, frozenset(given) - {"base_gpu_id"})
     except (ConfigError, CheckpointError, TransferError) as error:
         print(f"radixlm: {error}", file=sys.stderr)
         status = 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from radixlm.base.errors import Overloaded, TransferError
+from radixlm.base.errors import NotFound, Overloaded, TransferError
 from radixlm.router.answer import Access, Answer, json_answer
 from radixlm.router.call import Call, Headers
 from radixlm.router.registry import Registry
@@ -20,7 +20,7 @@ _ASK_S = 5.0
 _WORK_S = 1800.0  # new weights may take their time
 
 _ON_ALL = (
-    "/start_profile /stop_profile /pause_generation /continue_generation /set_internal_state "
+    "/pause_generation /continue_generation /set_internal_state "
     "/release_memory_occupation /resume_memory_occupation /update_weights_from_disk "
     "/init_weights_update_group /destroy_weights_update_group /begin_weight_update "
     "/end_weight_update /update_weights_from_distributed /update_weights_from_tensor "
@@ -37,6 +37,8 @@ def attach(gateway: Gateway) -> None:
     add("GET", "/get_loads", spread.get_loads)
     add("GET", "/get_load", spread.get_load, "key")
     access: dict[str, Access] = {"/abort_request": "key"}
+    for path in ("/start_profile", "/stop_profile"):
+        add("POST", path, spread.profile)
     for path in (*_ON_ALL, "/abort_request"):
         add("POST", path, spread.on_all, access.get(path, "admin"))
 
@@ -46,10 +48,16 @@ class Spread:
         self.registry = registry
 
     async def _ask(
-        self, call: Call, method: str, target: str, timeout_s: float, body: bytes = b""
+        self,
+        call: Call,
+        method: str,
+        target: str,
+        timeout_s: float,
+        body: bytes = b"",
+        url: str = "",
     ) -> list[tuple[Worker, int, bytes]]:
-        """(worker, status, body) of each server, ranks once; status 0 and the reason where no
-        answer came."""
+        """(worker, status, body) of each server, ranks once, or only of that at ``url``; status 0
+        and the reason where no answer came."""
         kept = (b"content-type", b"x-request-id")
         headers: Headers = [pair for pair in call.headers if pair[0] in kept]
 
@@ -69,7 +77,11 @@ class Spread:
                 return worker, 0, (str(error) or type(error).__name__).encode()
             return worker, response.status, response.body
 
-        servers = {one.url: one for one in self.registry if one.state is not State.JOINING}
+        servers = {
+            one.url: one
+            for one in self.registry
+            if one.state is not State.JOINING and url in ("", one.url)
+        }
         return await asyncio.gather(*map(ask, servers.values()))
 
     async def flush_cache(self, call: Call) -> Answer:
@@ -113,9 +125,23 @@ class Spread:
         """The same request to all workers: the first answer where all are good, else the first
         that is not, with the worker's url before its message. An abort is not for workers that
         do not answer."""
+        return await self._same_of_all(call, call.body)
+
+    async def profile(self, call: Call) -> Answer:
+        """POST /start_profile and /stop_profile: as ``on_all``; ``url`` names one worker."""
+        fields = dict(call.fields)
+        url = fields.pop("url", None)
+        if url is None:
+            return await self._same_of_all(call, call.body)
+        if not isinstance(url, str) or not self.registry.find(url):
+            raise NotFound(f"no worker has the url {url!r:.200}")
+        return await self._same_of_all(call, orjson.dumps(fields), url.rstrip("/"))
+
+    async def _same_of_all(self, call: Call, body: bytes, url: str = "") -> Answer:
         target = call.path + (f"?{call.query}" if call.query else "")
         is_abort = call.path == "/abort_request"
-        asked = await self._ask(call, "POST", target, _ASK_S if is_abort else _WORK_S, call.body)
+        limit_s = _ASK_S if is_abort else _WORK_S
+        asked = await self._ask(call, "POST", target, limit_s, body, url)
         if not asked:
             raise Overloaded("no worker is ready", retry_after_s=1)
         if is_abort:
@@ -124,12 +150,12 @@ class Spread:
             for one, _, _ in asked:
                 self.registry.spawn(self.registry.learn(one))
         bad = [one for one in asked if not 200 <= one[1] < 300]
-        worker, status, body = (bad or asked)[0]
+        worker, status, told = (bad or asked)[0]
         headers = [(b"x-radixlm-worker", worker.url.encode())]
         if not status:
-            error = {"message": f"{worker.url}: {body.decode()}", "type": "overloaded_error"}
+            error = {"message": f"{worker.url}: {told.decode()}", "type": "overloaded_error"}
             return json_answer({"error": error | {"code": "worker_unreachable"}}, 503, headers)
-        return Answer(status, body, headers=headers)
+        return Answer(status, told, headers=headers)
 
 
 def _rows(body: bytes) -> list[dict[str, Any]]:

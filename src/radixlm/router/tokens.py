@@ -179,6 +179,8 @@ class Tokens:
         pools = self.gateway.dispatcher.pools
         if event == "left" or name in self._tried or not isinstance(folder, str):
             return
+        if self.options.disable_tokenizer_autoload:
+            return
         if self.by_name and not self.options.enable_igw:
             return
         if pools.of(worker).wants_prompt:

@@ -19,7 +19,9 @@ from radixlm.router.call import Headers
 Sink = Callable[[bytes], None]
 
 CONNECT_TIMEOUT_S = 5.0
-KEEP_IDLE_S = 60.0
+KEEP_IDLE_S = 50.0
+MAX_IDLE = 500  # connections to a worker
+TCP_KEEPALIVE_S = 30
 TICK_S = 0.1
 MAX_HEADER_BYTES = 64 * 1024
 MAX_WAITING_BYTES = 256 * 1024  # of a body that nobody takes yet
@@ -58,7 +60,7 @@ class Response(Record):
 class _Origin:
     """A worker's address and the connections that are kept for it, the newest last."""
 
-    def __init__(self, url: str, context: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, context: ssl.SSLContext | None, max_idle: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"worker url {url!r}: use http://host:port or https://host:port")
@@ -69,6 +71,7 @@ class _Origin:
         self.prefix = parts.path.rstrip("/").encode()
         self.host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode()
         self.idle: list[_Connection] = []
+        self.max_idle = max_idle
         self.is_forgotten = False
 
     def message(self, method: str, target: str, headers: Headers, body: bytes) -> bytes:
@@ -282,6 +285,15 @@ class _Connection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def keep_alive(self, idle_s: int) -> None:
+        """Let TCP ask whether the worker is there, each ``idle_s`` seconds without a byte."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+                if hasattr(socket, name):  # macOS has another name for the first
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), idle_s)
+
     def drop(self) -> None:
         """Close at once."""
         self.exchange = None
@@ -330,11 +342,13 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         exchange, self.exchange = self.exchange, None
-        if self._can_stay and not (self.origin.is_forgotten or self.transport.is_closing()):
+        origin = self.origin
+        has_room = len(origin.idle) < origin.max_idle and not origin.is_forgotten
+        if self._can_stay and has_room and not self.transport.is_closing():
             if self._is_paused:
                 self.resume()
             self.idle_since_s = time.monotonic()
-            self.origin.idle.append(self)
+            origin.idle.append(self)
         else:
             self.transport.close()
         if exchange is not None:
@@ -388,10 +402,15 @@ class Upstream:
         cert_path: str | None = None,
         key_path: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        keep_idle_s: float = KEEP_IDLE_S,
+        max_idle: int = MAX_IDLE,
+        tcp_keepalive_s: int = TCP_KEEPALIVE_S,
     ) -> None:
         """PEM files: authorities to trust besides the system's, and the gateway's own certificate.
-        ConfigError: one cannot be read."""
-        self._connect_timeout_s = connect_timeout_s
+        ``max_idle``: kept connections to each worker. ``tcp_keepalive_s``: 0, none. ConfigError: a
+        file cannot be read."""
+        self._connect_timeout_s, self._keep_idle_s = connect_timeout_s, keep_idle_s
+        self._max_idle, self._tcp_keepalive_s = max_idle, tcp_keepalive_s
         self._tls = (tuple(ca_paths), cert_path, key_path)
         self._context = _client_context(*self._tls) if self._tls[0] or cert_path else None
         self._origins: dict[str, _Origin] = {}
@@ -478,11 +497,11 @@ class Upstream:
         return Response(exchange.status, exchange.headers, content)
 
     def sweep(self) -> None:
-        """Close connections that have been idle for a minute. To be called now and then."""
+        """Close connections that have been idle for too long. To be called now and then."""
         now_s = time.monotonic()
         for origin in self._origins.values():
             for connection in origin.idle[:]:
-                if now_s - connection.idle_since_s > KEEP_IDLE_S:
+                if now_s - connection.idle_since_s > self._keep_idle_s:
                     connection.transport.close()
 
     def forget(self, worker_url: str) -> None:
@@ -501,7 +520,7 @@ class Upstream:
     def _origin(self, url: str) -> _Origin:
         if url.startswith("https:") and self._context is None:
             self._context = _client_context(*self._tls)
-        return self._origins.setdefault(url, _Origin(url, self._context))
+        return self._origins.setdefault(url, _Origin(url, self._context, self._max_idle))
 
     async def _connect(self, origin: _Origin, timeout_s: float) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -519,6 +538,8 @@ class Upstream:
                 message = "no file descriptor is left for a connection to a worker: raise ulimit -n"
                 raise NoDescriptor(message) from error
             raise Unreachable(f"{origin.url}: {error.strerror or error}") from error
+        if self._tcp_keepalive_s:
+            connection.keep_alive(self._tcp_keepalive_s)
         return connection
 
 

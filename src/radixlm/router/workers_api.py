@@ -30,7 +30,8 @@ def attach(gateway: Gateway) -> None:
     add("GET", "/workers", api.all)
     add("POST", "/workers", api.create)
     add("GET", "/workers/{id}", api.show)
-    add("PUT", "/workers/{id}", api.change)
+    for method in ("PUT", "PATCH"):
+        add(method, "/workers/{id}", api.change)
     add("DELETE", "/workers/{id}", api.delete)
     add("POST", "/add_worker", api.old_add)
     add("POST", "/remove_worker", api.old_remove)
@@ -86,8 +87,9 @@ class Workers:
         self.registry = registry
 
     async def all(self, call: Call) -> Answer:
-        """GET /workers."""
-        workers = list(self.registry)
+        """GET /workers, all or those of ?model=."""
+        model = parse_qs(call.query).get("model", [""])[-1]
+        workers = [one for one in self.registry if not model or model in one.names]
         types = ("prefill", "decode", "regular")
         stats = {f"{one}_count": sum(w.worker_type == one for w in workers) for one in types}
         described = [shown(one, self.registry.problem(one)) for one in workers]
@@ -118,7 +120,7 @@ class Workers:
         return json_answer(shown(failed) | {"job_status": _job("failed", url, why)})
 
     async def change(self, call: Call) -> Answer:
-        """PUT /workers/{id}: priority, cost, labels, api_key, disable_health_check."""
+        """PUT and PATCH /workers/{id}: priority, cost, labels, api_key, disable_health_check."""
         found, refusal = self.find(call)
         try:
             for worker in found:

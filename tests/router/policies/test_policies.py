@@ -27,6 +27,10 @@ OPTIONS = SimpleNamespace(
     max_idle_secs=100,
     prefix_token_count=256,
     prefix_hash_load_factor=1.25,
+    overload_token_usage_threshold=1.0,
+    balance_token_usage_threshold=1.0,
+    least_load_kv_pressure_weight=0.15,
+    least_load_default_throughput=2000.0,
     api_key=None,
 )
 
@@ -115,6 +119,12 @@ def test_least_load_weighs_queue_rate_and_kv_cache() -> None:
     assert policy.choose(ask(), [slow, fast]) is fast  # 1 s against 0.1 s
     fast.load = Load(500, 0.95, 5000.0)  # and 0.15 x 19 s
     assert policy.choose(ask(), [slow, fast]) is slow
+    light = table.make("least_load", options(least_load_kv_pressure_weight=0.01))
+    assert light.choose(ask(), [slow, fast]) is fast  # 0.1 + 0.19 s
+    slow.load, fast.load = Load(600, 0.1), Load(100, 0.7)  # no rates: 0.32 s against 0.4 s
+    assert policy.choose(ask(), [slow, fast]) is slow
+    slower = table.make("least_load", options(least_load_default_throughput=100.0))
+    assert slower.choose(ask(), [slow, fast]) is fast  # 6 s against 1.35 s
 
 
 class TestCacheAware:
@@ -140,6 +150,29 @@ class TestCacheAware:
         one.num_inflight, two.num_inflight = 50, 3
         assert policy.choose(ask("a" * 300), workers) is three
         assert policy.choose(ask("b" * 300), workers) is two
+
+    @pytest.mark.parametrize(
+        ("option", "limit", "usages"),
+        [
+            ("overload_token_usage_threshold", 0.9, (0.95, 0.9, 0.5)),
+            ("balance_token_usage_threshold", 0.3, (0.81, 0.79, 0.5)),
+        ],
+    )
+    def test_a_worker_whose_kv_cache_is_full_gets_nothing_new(
+        self, option: str, limit: float, usages: tuple[float, ...]
+    ) -> None:
+        policy = table.make("cache_aware", options(**{option: limit}))
+        assert policy.wants_load and not table.make("cache_aware", OPTIONS).wants_load
+        hot, warm, cool = workers = pool(policy, 3)
+        for worker, letter in ((hot, "a"), (warm, "b")):
+            assert policy.choose(ask(letter * 300), [worker]) is worker
+        assert policy.choose(ask("a" * 300), workers) is hot  # none has told its load
+        for worker, usage in zip(workers, usages, strict=True):
+            worker.load = Load(0, usage)
+        warm.num_inflight = 1
+        assert policy.choose(ask("a" * 300), workers) is cool
+        assert policy.choose(ask("b" * 300), workers) is warm
+        assert policy.choose(ask("b" * 300), [hot]) is hot  # better than nobody
 
     def test_a_worker_that_left_is_forgotten(self) -> None:
         policy = table.make("cache_aware", OPTIONS)

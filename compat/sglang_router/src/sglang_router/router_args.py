@@ -169,6 +169,8 @@ def _settings(one: Option) -> dict[str, Any]:
     settings = argument_settings(one)
     if one.kind is not bool:
         settings |= {"type": one.kind, "choices": one.flag.allowed or None}
+    if one.is_many and not one.flag.is_repeatable:
+        settings["action"] = "extend"
     if one.name in ("prefill", "decode", "encode"):
         settings |= {"nargs": "+" if one.name == "prefill" else 1}
     return settings

@@ -22,6 +22,8 @@ class Policy:
     name: str
     holdings: Any = None  # a policy that asks what workers hold of a prompt gets a ``Holdings``
     wants_prompt = False  # whether it reads ``call.prompt``
+    reads_key = False  # whether a call's routing key decides
+    wants_load = False  # whether it reads ``worker.load``
     num_predicted = num_cached = 0  # cached tokens, as expected and as told
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:

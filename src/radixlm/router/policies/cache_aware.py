@@ -38,21 +38,33 @@ def prompt_span(call: Call) -> tuple[int, int]:
 class CacheAware(Policy):
     """Of the workers that are not overloaded, the one with the longest prefix if that is more than
     ``threshold`` of the prompt, else the least loaded. Overloaded: ``balance_abs`` requests more in
-    flight than the least loaded worker, and ``balance_rel`` times as many."""
+    flight than the least loaded worker, and ``balance_rel`` times as many; or its KV cache is used
+    to more than ``max_usage``, or to ``usage_spread`` more than that of another one (0 to 1; 1 is
+    off)."""
 
     name = "cache_aware"
 
     def __init__(
-        self, threshold: float, balance_abs: int, balance_rel: float, max_bytes: int
+        self,
+        threshold: float,
+        balance_abs: int,
+        balance_rel: float,
+        max_bytes: int,
+        max_usage: float = 1.0,
+        usage_spread: float = 1.0,
     ) -> None:
         """``max_bytes``: of the whole tree."""
         self._threshold, self._abs, self._rel = threshold, balance_abs, balance_rel
+        self._max_usage, self._usage_spread = max_usage, usage_spread
+        self.wants_load = min(max_usage, usage_spread) < 1
         self.tree = PrefixTree(max_bytes)
         self._bits: dict[str, int] = {}  # worker id -> its bit in the tree
         self._workers: dict[int, Worker] = {}  # by their bits
         self._pool: tuple[Sequence[Worker], int] = ((), 0)  # the last workers, and their bits
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
+        if self.wants_load:
+            workers = self._cool(workers)
         if workers is not self._pool[0]:  # the registry gives the same list until a worker changes
             self._pool = workers, self._bits_of(workers)
         at, size = prompt_span(call)
@@ -69,6 +81,15 @@ class CacheAware(Policy):
                 chosen = self._holder(path, self._bits_of(fit), wanted) or least(fit)
         self.tree.mark(path, self._bits[chosen.id])
         return chosen
+
+    def _cool(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those of ``workers`` whose KV caches have room, by what they told; all if none has."""
+        usage = {one.id: one.load.kv_usage for one in workers if one.load is not None}
+        if not usage:
+            return workers
+        limit = min(self._max_usage, min(usage.values()) + self._usage_spread)
+        cool = [one for one in workers if usage.get(one.id, 0.0) <= limit]
+        return workers if len(cool) in (0, len(workers)) else cool
 
     def _holder(self, path: list[Node], able: int, wanted: float) -> Worker | None:
         """Of the workers ``able`` (bits) the one with the longest prefix, if that is more than

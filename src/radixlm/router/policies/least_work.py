@@ -9,7 +9,6 @@ from typing import Final
 
 from radixlm.router.call import Call
 from radixlm.router.policies.base import Policy
-from radixlm.router.policies.plain import KV_PRESSURE_S
 from radixlm.router.prompt import Holdings
 from radixlm.router.worker import Worker
 
@@ -20,6 +19,7 @@ MIN_SAMPLE: Final = 64  # tokens that were computed
 FIRST_SHARE: Final = 0.5  # of prompt tokens that are cached, until it is learned
 FILLING: Final = 0.5, 0.8  # occupancy from which new tokens begin to, and always do, evict others
 FORGET_S: Final = 600.0  # a request that did not end well
+KV_PRESSURE_S: Final = 0.15  # of waiting that a half full KV cache is worth (smg)
 
 
 class _Pace:
@@ -54,6 +54,7 @@ class LeastWork(Policy):
     learned from the times to the first token."""
 
     name = "least_work"
+    wants_load = True
     wants_prompt = True
     holdings: Holdings | None = None
 

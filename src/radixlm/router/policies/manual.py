@@ -35,6 +35,7 @@ class Manual(Policy):
     are all away gets one more. ``branches``: how calls were decided, ``num_keys``: keys known."""
 
     name = "manual"
+    reads_key = True
 
     def __init__(self, assignment: Assignment, max_idle_s: float) -> None:
         """``assignment``: of new keys. Keys idle for ``max_idle_s`` are dropped."""

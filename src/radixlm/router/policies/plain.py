@@ -10,8 +10,6 @@ from radixlm.router.call import Call
 from radixlm.router.policies.base import Policy, least, work
 from radixlm.router.worker import Load, Worker
 
-KV_PRESSURE_S = 0.15  # smg: seconds of waiting that a half full cache is worth
-
 
 class Random(Policy):
     """Any worker."""
@@ -58,20 +56,26 @@ class PowerOfTwo(Policy):
 
 class LeastLoad(Policy):
     """The shortest expected wait, from what the workers tell of themselves: tokens before the
-    request over the throughput, and 0.15 s x k / (1 - k) for a KV cache that is used to k."""
+    request over the throughput, and ``pressure_s`` x k / (1 - k) for a KV cache that is used to
+    k."""
 
     name = "least_load"
+    wants_load = True
+
+    def __init__(self, pressure_s: float, default_tokens_per_s: float) -> None:
+        """``default_tokens_per_s``: the throughput while no worker tells its own."""
+        self._pressure_s, self._default = pressure_s, default_tokens_per_s
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
         rates = [w.load.tokens_per_s for w in workers if w.load and w.load.tokens_per_s > 0]
         # a worker that has not told its rate counts as a middling one
-        usual = median(rates) if rates else 1.0
+        usual = median(rates) if rates else self._default
 
         def wait(worker: Worker) -> tuple[float, int]:
             load = worker.load or Load()
             tokens = load.num_queued_tokens + worker.num_tokens
             used = min(load.kv_usage, 0.99)
-            pressure_s = KV_PRESSURE_S * used / (1 - used)
+            pressure_s = self._pressure_s * used / (1 - used)
             return tokens / (load.tokens_per_s or usual) + pressure_s, worker.num_inflight
 
         return least(workers, wait)

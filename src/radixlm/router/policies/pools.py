@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from radixlm.router.call import Call
 from radixlm.router.policies import table
 from radixlm.router.policies.base import Policy
 from radixlm.router.policies.cache_aware import CacheAware
 from radixlm.router.policies.manual import Manual
+from radixlm.router.policies.ring import routing_key
 from radixlm.router.worker import Worker, WorkerType
 
 
@@ -30,6 +32,7 @@ class Pools:
             table.make(name, options)  # an unknown name fails at start
         self.by_pool: dict[tuple[str | None, WorkerType], Policy] = {}
         self._joined: dict[str, Policy] = {}  # by the worker's id
+        self._by_key: dict[Policy, Policy] = {}  # with --routing-key-override
 
     def of(self, worker: Worker) -> Policy:
         """The policy of a worker's pool. The label "policy" of a model's first worker names it."""
@@ -42,13 +45,23 @@ class Pools:
         policy = self.by_pool[model, worker.worker_type] = table.make(name, self._options)
         return policy
 
+    def chooser(self, policy: Policy, call: Call) -> Policy:
+        """What chooses a worker in ``policy``'s pool: with --routing-key-override, for a call with
+        a key, a table of keys."""
+        if not self._options.routing_key_override or policy.reads_key or routing_key(call) is None:
+            return policy
+        if policy not in self._by_key:
+            self._by_key[policy] = table.make("manual", self._options)
+        return self._by_key[policy]
+
     def on_worker(self, event: str, worker: Worker) -> None:
         """A worker has joined or left the registry, or its model may be another."""
         policy = None if event == "left" else self.of(worker)
         if policy is not None and self._joined.get(worker.id) is policy:
             return
         if self._joined.pop(worker.id, None) is not None:
-            for other in self.by_pool.values():  # a call that names no model may have any
+            # a call that names no model may have any
+            for other in (*self.by_pool.values(), *self._by_key.values()):
                 other.left(worker)
         if policy is not None:
             self._joined[worker.id] = policy
@@ -86,5 +99,5 @@ class Pools:
     def tick(self) -> None:
         """About once a second."""
         now_s = time.monotonic()
-        for policy in self.by_pool.values():
+        for policy in (*self.by_pool.values(), *self._by_key.values()):
             policy.tick(now_s)

@@ -77,6 +77,7 @@ class ConsistentHashing(Ringed):
     ``x-smg-routing-key`` or a header that stays with a client, else at random."""
 
     name = "consistent_hashing"
+    reads_key = True
 
     def __init__(self, sticky_headers: Sequence[bytes]) -> None:
         """``sticky_headers``: the first that a call has is its key."""

@@ -20,7 +20,9 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
     "round_robin": lambda options: RoundRobin(),
     "power_of_two": lambda options: PowerOfTwo(),
     "passthrough": lambda options: Passthrough(),
-    "least_load": lambda options: LeastLoad(),
+    "least_load": lambda options: LeastLoad(
+        options.least_load_kv_pressure_weight, options.least_load_default_throughput
+    ),
     "least_work": lambda options: load("radixlm.router.policies.least_work:LeastWork")(),
     "prefix_hash": lambda options: PrefixHash(
         options.prefix_token_count, options.prefix_hash_load_factor
@@ -30,6 +32,8 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
         options.balance_abs_threshold,
         options.balance_rel_threshold,
         options.max_tree_size,
+        options.overload_token_usage_threshold,
+        options.balance_token_usage_threshold,
     ),
     "bucket": lambda options: Bucket(
         options.balance_abs_threshold,
@@ -47,10 +51,8 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
 
 
 def make(name: str, options: Any) -> Policy:
-    """A policy for one pool. ``options``: has cache_threshold, balance_abs_threshold,
-    balance_rel_threshold, max_tree_size, bucket_adjust_interval_secs, assignment_mode,
-    max_idle_secs, prefix_token_count, prefix_hash_load_factor and api_key. ConfigError for an
-    unknown name."""
+    """A policy for one pool. ``options``: has the options of policies, and api_key. ConfigError for
+    an unknown name."""
     if name not in POLICIES:
         raise ConfigError(f"--policy: {name!r} is none of {', '.join(POLICIES)}")
     return POLICIES[name](options)
