@@ -108,7 +108,7 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
 
 
 HELPERS = """
-import asyncio, os, subprocess, sys
+import asyncio, base64, os, subprocess, sys
 from argparse import Namespace
 from sglang.srt.entrypoints.http_server import launch_server
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
@@ -128,6 +128,21 @@ from sglang.test.test_utils import (
     send_generate_requests,
 )
 from sglang.utils import normalize_base_url, wait_for_server
+
+
+from PIL import Image
+from sglang.srt.parser.conversation import chat_templates
+from sglang.srt.utils import load_image
+
+image, size = Image.new("RGB", (3, 2)), (3, 2)
+image.save("small.png")
+data = open("small.png", "rb").read()
+text = base64.b64encode(data).decode()
+uri = "data:image/png;base64," + text
+for source in ("small.png", os.path.abspath("small.png"), data, text, uri):
+    assert load_image(source)[0].size == size
+assert load_image(image)[0] is image
+assert "<|image_pad|>" in chat_templates["qwen2-vl"].copy().image_token
 
 class Mine(CustomLogitProcessor):
     pass

@@ -9,11 +9,13 @@ import signal
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from select import select
 from typing import Any
 
 from radixlm.base.lazy import load
+from radixlm.multimodal.fetch import FetchRules, fetch
 from sglang.srt.utils.network import get_open_port as get_open_port
 from sglang.srt.utils.network import is_port_available as is_port_available
 
@@ -111,6 +113,17 @@ def set_random_seed(seed: int) -> None:
     random.seed(seed)
     load("numpy:random").seed(seed)
     load("torch:manual_seed")(seed)
+
+
+def load_image(image_file: Any) -> tuple[Any, None]:
+    """(the PIL image, None) of a file's path, an address, a data URI, base64, or bytes."""
+    image = load("PIL.Image:open")
+    if isinstance(image_file, (str, Path)) and os.path.exists(image_file):
+        return image(image_file), None
+    if isinstance(image_file, str):
+        rules = FetchRules(allow_private=True, folders=(Path("/"),))
+        image_file = fetch(image_file, rules, "load_image")
+    return (image(BytesIO(image_file)) if isinstance(image_file, bytes) else image_file), None
 
 
 def random_uuid() -> str:
