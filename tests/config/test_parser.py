@@ -231,6 +231,22 @@ def test_choices_ignore_case() -> None:
     assert config.speculate.speculative_algorithm == "EAGLE3"
 
 
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("deepseek_r1", "deepseek-r1"), ("DeepSeek-R1", "deepseek-r1"), ("openai_gptoss", "gpt-oss")],
+)
+def test_choices_ignore_how_words_are_joined(word: str, name: str) -> None:
+    config, _ = parse(["--reasoning-parser", word])
+    assert config.serve.reasoning_parser == name
+
+
+def test_renamed_parsers_exist() -> None:
+    for option in ("tool_call_parser", "reasoning_parser"):
+        flag = options()[option].flag
+        assert {new for _, new in flag.old_values} <= set(flag.allowed)
+        assert not {old for old, _ in flag.old_values} & set(flag.allowed)
+
+
 def test_keywords_take_aliases_and_suggest() -> None:
     assert ServerConfig.from_kwargs(model="m", tp=2).model.model_path == "m"
     assert ServerConfig.from_kwargs(lora_paths={"a": "/b"}).adapters.lora_paths == ("a=/b",)

@@ -140,6 +140,36 @@ def test_logprobs_belong_to_the_text(client: openai.OpenAI) -> None:
         assert len(entry.top_logprobs) == 3
 
 
+def test_a_token_that_is_none_of_the_likeliest_comes_first(client: openai.OpenAI) -> None:
+    got = client.completions.create(
+        model=DEFAULT_MODEL, prompt="Say 'Hello, world!'", echo=True, logprobs=1, max_tokens=3
+    )
+    logprobs = got.choices[0].logprobs
+    assert logprobs and logprobs.tokens and logprobs.top_logprobs
+    rows = logprobs.top_logprobs[1:]
+    assert {len(row) for row in rows} == {1, 2}
+    assert [next(iter(row)) for row in rows] == logprobs.tokens[1:]
+
+
+def test_a_sampling_mask_holds_the_token_that_was_drawn(client: openai.OpenAI) -> None:
+    mask = {"return_sampling_mask": True, "top_k": 3}
+    wanted = {**mask, "return_meta_info": True, "return_token_ids": True}
+    got = client.chat.completions.create(
+        model=DEFAULT_MODEL, messages=SUM, temperature=2, seed=1, max_tokens=8, extra_body=wanted
+    )
+    choice = got.choices[0].model_dump()
+    masks = choice["meta_info"]["output_token_sampling_mask"]
+    assert len(masks) == len(choice["response_token_ids"])
+    assert choice["logprobs"] is None
+    for token, kept in zip(choice["response_token_ids"], masks, strict=True):
+        assert token in kept and len(kept) == 3
+    for refused in (mask, {**wanted, "top_k": -1}):
+        with pytest.raises(openai.BadRequestError, match="return_sampling_mask"):
+            client.chat.completions.create(
+                model=DEFAULT_MODEL, messages=SUM, temperature=2, extra_body=refused
+            )
+
+
 def test_parse_gives_a_model_of_pydantic(client: openai.OpenAI) -> None:
     got = client.chat.completions.parse(
         model=DEFAULT_MODEL,

@@ -105,3 +105,110 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)"""
         timeout=60,
     )
     assert "--model-path" in done.stdout, done.stderr
+
+
+HELPERS = """
+import asyncio, base64, os, subprocess, sys
+from argparse import Namespace
+from sglang.srt.entrypoints.http_server import launch_server
+from sglang.srt.entrypoints.openai.protocol import Function, Tool
+from sglang.srt.environ import envs
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+from sglang.srt.utils import get_open_port, kill_process_tree, random_uuid
+from sglang.srt.utils.common import get_bool_env_var
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+from sglang.test.few_shot_gsm8k import run_eval as run_gsm8k
+from sglang.test.run_eval import run_eval
+from sglang.test.test_utils import (
+    DEFAULT_MODEL_NAME_FOR_TEST, DEFAULT_SMALL_MODEL_NAME_FOR_TEST, call_generate_srt_raw,
+    get_call_generate, popen_launch_server, send_concurrent_generate_requests,
+    send_generate_requests,
+)
+from sglang.utils import normalize_base_url, wait_for_server
+
+
+from PIL import Image
+from sglang.srt.parser.conversation import chat_templates
+from sglang.srt.utils import load_image
+
+image, size = Image.new("RGB", (3, 2)), (3, 2)
+image.save("small.png")
+data = open("small.png", "rb").read()
+text = base64.b64encode(data).decode()
+uri = "data:image/png;base64," + text
+for source in ("small.png", os.path.abspath("small.png"), data, text, uri):
+    assert load_image(source)[0].size == size
+assert load_image(image)[0] is image
+assert "<|image_pad|>" in chat_templates["qwen2-vl"].copy().image_token
+
+class Mine(CustomLogitProcessor):
+    pass
+
+def refused(error, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except error as caught:
+        return str(caught)
+    raise AssertionError("it was taken")
+
+assert DEFAULT_MODEL_NAME_FOR_TEST == DEFAULT_SMALL_MODEL_NAME_FOR_TEST
+assert DisallowedTokensLogitsProcessor().to_str() == "disallowed_tokens"
+assert "--logit-processor NAME=__main__:Mine" in refused(TypeError, Mine.to_str)
+args = prepare_server_args(["--model-path", "x", "--tp-size", "2"])
+assert args.tp_size == 2 and args.given() == {"model_path": "x", "tp_size": 2}
+with envs.SGLANG_IS_IN_CI.override(True):
+    assert get_bool_env_var("SGLANG_IS_IN_CI") is False or os.environ["SGLANG_IS_IN_CI"] == "True"
+    assert get_bool_env_var("SGLANG_IS_IN_CI")
+assert not envs.SGLANG_IS_IN_CI.is_set() and len(random_uuid()) == 32
+
+child = "import subprocess, sys; p = subprocess.Popen(['/bin/cat'], stdin=subprocess.PIPE); " \\
+    "print(p.pid, flush=True); p.wait()"
+process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+below = int(process.stdout.readline())
+kill_process_tree(process.pid, wait_timeout=10)
+assert process.wait() == -9
+kill_process_tree(below)  # nothing is left
+ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+assert "exit code 3" in refused(RuntimeError, wait_for_server, "http://127.0.0.1:9", process=ended)
+
+port = get_open_port()
+url = normalize_base_url("127.0.0.1", port)
+process = popen_launch_server(DEFAULT_MODEL_NAME_FOR_TEST, url, 60, api_key="key",
+    other_args=["--cpu-threads", 1, "--max-total-tokens", 4096])
+kill_process_tree(process.pid, wait_timeout=10)
+process = popen_launch_server(DEFAULT_MODEL_NAME_FOR_TEST, url, 60,
+    other_args=["--cpu-threads", 1, "--max-total-tokens", 4096])
+try:
+    wait_for_server(url, timeout=10, process=process)
+    text = call_generate_srt_raw("The capital of France is", 0, 4, url=f"{url}/generate")
+    call = get_call_generate(Namespace(backend="srt-raw", host="127.0.0.1", port=port))
+    assert text and call("The capital of France is", 0, 4) == text
+    assert send_generate_requests(url, 2) == [200, 200]
+    assert asyncio.run(send_concurrent_generate_requests(url, 3)) == [200, 200, 200]
+    found = run_eval(Namespace(eval_name="bundled", base_url=url, num_examples=4, num_threads=2))
+    assert 0 <= found["score"] == found["accuracy"] <= 1 and found["num_items"] == 4
+    lines = '{"question": "What is 1 + 2?", "answer": "#### 3"}\\n' * 3
+    open("gsm8k.jsonl", "w").write(lines)
+    found = run_gsm8k(Namespace(port=port, data_path="gsm8k.jsonl", num_shots=1, parallel=2))
+    assert {"accuracy", "invalid", "latency", "output_throughput"} <= found.keys()
+    tokenizer = get_tokenizer(DEFAULT_MODEL_NAME_FOR_TEST)
+    assert tokenizer.decode(tokenizer.encode("one two")) == "one two"
+finally:
+    kill_process_tree(process.pid, wait_timeout=10)
+print("done")
+"""
+
+
+def test_helpers_of_tests_start_and_ask_a_server(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS],
+        env={"PYTHONPATH": f"{COMPAT}:{COMPAT.parents[2] / 'src'}", "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith("done\n"), done.stderr[-3000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Literal
 
 import pytest
@@ -132,11 +133,25 @@ def test_events_that_hold_only_what_is_new_make_the_same_text(engine: sgl.Engine
         text = "".join(asyncio.run(collect()))
         return text, state.text(), len(state.get_meta_info("a")["output_token_logprobs"])
 
+    def counts(backend: Any) -> list[tuple[int, int]]:
+        """Tokens and log-probabilities that each piece tells of."""
+        state = program.run(backend=backend, stream=True)
+
+        async def collect() -> list[tuple[int, int]]:
+            told = [meta async for _, meta in state.text_async_iter("a", return_meta_data=True)]
+            return [(m["completion_tokens"], len(m["output_token_logprobs"])) for m in told]
+
+        return asyncio.run(collect())
+
     wanted = pieces(engine)
     assert "Paris" in wanted[0]
+    assert all(tokens == logprobs for tokens, logprobs in counts(engine))
     option = {"incremental_streaming_output": True}
     with sgl.Engine(**option) as own:
         assert pieces(own) == wanted
+        told = counts(own)
+        totals = accumulate(logprobs for _, logprobs in told)
+        assert list(totals) == [tokens for tokens, _ in told]
     with RunningServer("--incremental-streaming-output") as server:
         endpoint = sgl.RuntimeEndpoint(server.url)
         assert pieces(endpoint) == wanted

@@ -10,7 +10,7 @@ import pytest
 from radixlm.admission_order.fair_share import FairShare
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
-from radixlm.wire.replies import ControlReply
+from radixlm.wire.replies import ControlReply, Finish
 from radixlm.wire.requests import AbortRequest, Control, LogprobParams
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
@@ -287,7 +287,8 @@ def test_abort_waiting_and_running(depth: int) -> None:
         bench.tick()
     bench.mine.send(AbortRequest(rids=("runs", "waits", "unknown")))
     bench.run()
-    assert bench.finish["runs"].kind == bench.finish["waits"].kind == "abort"
+    assert bench.finish["runs"] == Finish("abort", message="aborted by request")
+    assert bench.finish["waits"] == Finish("abort", message="Abort in waiting queue")
     assert sorted(recorder.released) == ["runs", "waits"]
 
 

@@ -5,6 +5,23 @@ from typing import Annotated
 
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group, no_op
 
+# vLLM's names
+_TOOL_PARSERS = (
+    ("llama3_json", "llama3"),
+    ("llama4_json", "llama3"),
+    ("llama4_pythonic", "pythonic"),
+    ("openai", "gpt-oss"),
+    ("hunyuan_a13b", "hunyuan"),
+    ("phi4_mini_json", "phi4"),
+    ("qwen3_xml", "qwen3_coder"),
+)
+_REASONING_PARSERS = (
+    ("openai_gptoss", "gpt-oss"),
+    ("hunyuan_a13b", "hunyuan"),
+    ("nemotron_v3", "nemotron_3"),
+    ("minimax_m2", "minimax"),
+    ("minimax_m2_append_think", "minimax-append-think"),
+)
 _BATCHED = "texts that arrive together are always tokenized together"
 
 
@@ -126,12 +143,12 @@ class ServeConfig(Group):
     tool_call_parser: Annotated[
         str,
         "Format of tool calls; 'auto' (and 'response_template') reads it from the chat template.",
-        Flag(choices="radixlm.text.tools.table:CHOICES"),
+        Flag(choices="radixlm.text.tools.table:CHOICES", old_values=_TOOL_PARSERS),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         "Format of reasoning; 'auto' (and 'response_template') reads it from the chat template.",
-        Flag(choices="radixlm.text.reasoning.table:CHOICES"),
+        Flag(choices="radixlm.text.reasoning.table:CHOICES", old_values=_REASONING_PARSERS),
     ] = "auto"
     enable_strict_thinking: Annotated[
         bool, "Reasoning holds neither tool calls nor the end of the answer."

@@ -114,6 +114,11 @@ def _check_json(option: Option, text: str) -> None:
         raise invalid_value(option, f"expected a JSON object, got {type(parsed).__name__}")
 
 
+def _plain(name: str) -> str:
+    """What counts of a choice: neither case nor how its words are joined."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def _choose(option: Option, value: Any) -> Any:
     """Map a deprecated value and check the choices."""
     flag = option.flag
@@ -121,8 +126,8 @@ def _choose(option: Option, value: Any) -> Any:
     if new is not None:
         logger.warning("%s %s is taken as %s", option.dashed, value, new)
         return new
-    if isinstance(value, str):
-        value = {str(choice).lower(): choice for choice in flag.allowed}.get(value.lower(), value)
+    if isinstance(value, str) and value not in flag.allowed:
+        value = {_plain(str(choice)): choice for choice in flag.allowed}.get(_plain(value), value)
     if value not in flag.allowed:
         known = [str(choice) for choice in flag.allowed]
         near = suggestion(str(value), known)

@@ -7,6 +7,7 @@ from typing import Any
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.disaggregation import hint_of
 from radixlm.entrypoints.request_model import of_prompt
+from radixlm.entrypoints.sglang_processors import known_processor
 from radixlm.intake.records import Output
 from radixlm.intake.validation import PROCESSOR, SAFE_WAY
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
@@ -79,7 +80,10 @@ def replica_of(data_parallel_rank: int | None, routed_dp_rank: int | None) -> in
 
 def processor_name(custom: Any, plain: Any = None) -> str | None:
     """The logit processor that a request names, in ``custom_logit_processor`` or in
-    ``logit_processor``. The reference puts pickled code into the first: InvalidRequest."""
+    ``logit_processor``. SGLang puts pickled code into the first: InvalidRequest, unless it is the
+    name of a class that is known here."""
+    if isinstance(custom, str) and custom.startswith("{"):
+        custom = known_processor(custom) or custom
     name = plain if custom is None else custom
     if name is None or name == "":
         return None

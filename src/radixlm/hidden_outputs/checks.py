@@ -76,8 +76,8 @@ def _check_logprobs(facts: IntakeFacts, request: GenerateRequest, num_prompt: in
     if request.logprobs and request.logprobs.kept and not sampling.is_greedy:
         if not 0 < sampling.top_k < facts.vocab:
             raise InvalidRequest(
-                "return_sampling_mask: the tokens that may be drawn are listed for each token, "
-                'so top_k must bound them: {"top_k": 50}',
+                "return_sampling_mask: top_p-only sampling is valid but can return huge masks in "
+                'the tail; bound them: {"top_k": 50}',
                 "return_sampling_mask",
             )
 

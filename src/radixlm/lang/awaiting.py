@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from radixlm.base.lazy import load
+from radixlm.lang.backend.generate_api import newest
 from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.state import ProgramState, Tail
 
@@ -82,13 +83,16 @@ async def pieces(
     changed = asyncio.Event()
     tail = Tail(executor, var_name, is_stream=executor.stream)
     stop = executor.listen(asyncio.get_running_loop(), changed)
+    is_new_only, earlier = getattr(executor.backend, "streams_new_text", False), dict[str, Any]()
     try:
         while not tail.is_over:
             await changed.wait()
             changed.clear()
             if piece := tail.take():
                 if return_meta_data and var_name is not None:
-                    yield piece, executor.meta_info.get(var_name)
+                    meta = executor.meta_info.get(var_name)
+                    yield piece, newest(earlier, meta) if is_new_only and meta else meta
+                    earlier = meta or earlier
                 else:
                     yield piece
     finally:

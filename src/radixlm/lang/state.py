@@ -148,7 +148,8 @@ class ProgramState:
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
         """``text_iter`` for a program with an event loop; with ``return_meta_data`` pairs of a
-        piece and the call's meta_info."""
+        piece and the call's meta_info, with the log-probabilities so far, or of a server with
+        --incremental-streaming-output with the new ones."""
         pieces: AsyncIterator[Any] = load("radixlm.lang.awaiting:pieces")(
             self.stream_executor, var_name, return_meta_data
         )

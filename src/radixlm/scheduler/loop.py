@@ -384,7 +384,8 @@ class Scheduler:
         for rid in rids:
             request = self.committer.requests.get(rid)
             if request is not None and message.owner in (None, request.wire.owner):
-                self.end_request(request, Finish("abort", message=message.message), message.quiet)
+                finish = Finish("abort", message=message.text(request in self.queue))
+                self.end_request(request, finish, message.quiet)
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has moved, estimated from the tokens generated a second."""

@@ -214,7 +214,6 @@ FIELDS: tuple[Field, ...] = (
         "beam_width",
         (*EMPTY, 1),
     ),
-    *_unsupported("chat", "send return_sampling_mask to /generate", "return_sampling_mask"),
     *_unsupported(
         "generate chat",
         "log-probabilities are computed as the server was started",

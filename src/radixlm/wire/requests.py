@@ -188,8 +188,14 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
     rids: tuple[str, ...] = ()
     all: bool = False
     quiet: bool = False
-    message: str = "aborted"
+    message: str = "aborted by request"
     owner: str | None = None
+
+    def text(self, waits: bool) -> str:
+        """What a client is told; unless it gave the message, a request that ``waits`` is told so in
+        SGLang's words."""
+        is_own = self.message != "aborted by request"
+        return "Abort in waiting queue" if waits and not is_own else self.message
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):

@@ -358,7 +358,7 @@ async def test_a_response_of_the_background_fails_with_its_worker(bench: Bench) 
 
 async def test_cancel(bench: Bench) -> None:
     await bench.post(input="one")
-    with pytest.raises(InvalidRequest, match="background"):
+    with pytest.raises(InvalidRequest, match="synchronous"):
         await bench.ask("POST", "/v1/responses/resp_1/cancel")
     bench.status = "queued"
     await bench.post(input="two", background=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import os
 import shlex
 import socket
 import ssl
 import subprocess
 import tempfile
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -30,6 +32,21 @@ def read_jsonl(filename: str) -> Iterator[Any]:
         for line in file:
             if not line.startswith("#"):
                 yield json.loads(line)
+
+
+def is_in_ci() -> bool:
+    """Whether ``SGLANG_IS_IN_CI`` is set to true."""
+    return os.environ.get("SGLANG_IS_IN_CI", "").lower() in ("1", "true", "yes", "y")
+
+
+def get_exception_traceback() -> str:
+    """The traceback of the exception that is being handled."""
+    return traceback.format_exc()
+
+
+def normalize_base_url(host: str, port: int) -> str:
+    """The URL of a host, which may have a scheme already, and a port."""
+    return f"{host if '://' in host else f'http://{host}'}:{port}"
 
 
 def dump_state_text(filename: str, states: Sequence[Any], mode: str = "w") -> None:
@@ -156,19 +173,33 @@ def launch_server_cmd(
     return execute_shell_command(f"{command} --host {host} --port {port}"), port
 
 
-def wait_for_server(base_url: str, timeout: int | None = None) -> None:
-    """Wait until the server answers. TimeoutError after ``timeout`` seconds."""
+def wait_for_http_ready(
+    url: str,
+    timeout: float | None = None,
+    process: Any = None,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """Wait until GET ``url`` answers 200. TimeoutError after ``timeout`` seconds; RuntimeError when
+    ``process`` has ended."""
     end_s = None if timeout is None else time.monotonic() + timeout
     while True:
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"the server has ended with exit code {process.returncode}")
         try:
-            with urllib.request.urlopen(f"{base_url}/v1/models", timeout=5) as answer:
+            request = urllib.request.Request(url, headers=headers or {})
+            with urllib.request.urlopen(request, timeout=5) as answer:
                 if answer.status == 200:
                     return
         except OSError:
             pass
         if end_s is not None and time.monotonic() > end_s:
-            raise TimeoutError(f"{base_url} did not answer within {timeout} s")
+            raise TimeoutError(f"{url} did not answer within {timeout} s")
         time.sleep(0.2)
+
+
+def wait_for_server(base_url: str, timeout: int | None = None, process: Any = None) -> None:
+    """``wait_for_http_ready`` of a server's list of models."""
+    wait_for_http_ready(f"{base_url}/v1/models", timeout, process)
 
 
 def terminate_process(process: subprocess.Popen[str]) -> None:

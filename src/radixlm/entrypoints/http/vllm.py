@@ -81,8 +81,12 @@ async def render_completion(request: Request) -> Response:
 @router.get("/load")
 async def load(request: Request) -> Response:
     """The number of requests that run or wait."""
-    replicas = state_of(request).intake.replicas
-    return json_response({"server_load": sum(replica.num_requests for replica in replicas)})
+    state = state_of(request)
+    if state.config.serve.tokenizer_worker_num > 1:  # others have requests too
+        count = sum(replica.num_requests for replica in state.intake.replicas)
+    else:
+        count = len(state.intake.requests)
+    return json_response({"server_load": count})
 
 
 def _shown(

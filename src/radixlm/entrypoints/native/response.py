@@ -93,7 +93,7 @@ class ResponseBuilder:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
         need = self._batch.requests[index].logprobs
         if need is not None and need.kept:
-            meta |= _sampling_mask(output)
+            meta |= sampling_mask(output)
         if need is not None and need.entropy:
             found = output.logprobs
             meta["output_token_entropy_val"] = found.entropy if found is not None else []
@@ -250,7 +250,7 @@ def spec_fields(output: Output) -> dict[str, Any]:
     }
 
 
-def _sampling_mask(output: Output) -> dict[str, Any]:
+def sampling_mask(output: Output) -> dict[str, Any]:
     """What each token was drawn from, and its log-probability among them, under SGLang's names."""
     kept = output.logprobs.kept if output.logprobs else []
     return {

@@ -33,6 +33,12 @@ def continued(earlier: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
     return meta | {name: listed for name, listed in lists.items() if listed}
 
 
+def newest(earlier: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    """``meta`` with those log-probabilities only that ``earlier`` does not have."""
+    lists = {name: meta[name][len(earlier.get(name) or ()) :] for name in _NEW_ONLY if name in meta}
+    return meta | lists
+
+
 class GenerateBackend(BaseBackend):
     """``_post`` answers a body of /generate, ``_stream`` gives its events.
     ``has_score_choices``: whether it scores choices by one request."""

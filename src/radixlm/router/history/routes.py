@@ -110,7 +110,7 @@ class HistoryRoutes:
         if kept is None or self.history is None:
             return await self._forward(call, None)
         if not kept["response"].get("background"):
-            raise InvalidRequest("only a response in the background can be cancelled",
+            raise InvalidRequest("Cannot cancel a synchronous response.",
                                  "response_id")  # fmt: skip
         if kept["response"]["status"] not in FINAL:
             answer = await self._forward(call, self._named(kept["worker"]))
@@ -146,7 +146,7 @@ class HistoryRoutes:
         """The answer of ``worker``, else the first of any worker that is no 404."""
         name = call.path_args["response_id"]
         if not ID.fullmatch(name) or name in (".", ".."):  # never another path of the worker
-            raise NotFound(f"no response {name!r:.100}", "response_id")
+            raise NotFound(f"Response with id '{name:.100}' not found.", "response_id")
         workers = [worker] if worker else [w for w in self._gateway.registry if w.is_available]
         target = call.path + (f"?{call.query}" if call.query else "")
         if "stream=true" in call.query:
@@ -155,7 +155,7 @@ class HistoryRoutes:
             answer = await self._ask(one, call.method, target, call)
             if answer is not None and answer.status not in (404, 405):
                 return Answer(answer.status, answer.body, *shown(answer.headers))
-        raise NotFound(f"no response {name!r:.100}", "response_id")
+        raise NotFound(f"Response with id '{name:.100}' not found.", "response_id")
 
     async def _forward_stream(self, call: Call, workers: list[Worker], target: str) -> Answer:
         for one in workers:

@@ -1,12 +1,5 @@
-"""``get_tokenizer``, by transformers."""
+"""Older place of ``sglang.srt.utils.hf_transformers_utils``."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from radixlm.base.lazy import load
-
-
-def get_tokenizer(tokenizer_name: str, *args: Any, **kwargs: Any) -> Any:
-    """The tokenizer of a model's folder."""
-    return load("transformers:AutoTokenizer").from_pretrained(tokenizer_name, *args, **kwargs)
+from sglang.srt.utils.hf_transformers_utils import get_config as get_config
+from sglang.srt.utils.hf_transformers_utils import get_processor as get_processor
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer as get_tokenizer

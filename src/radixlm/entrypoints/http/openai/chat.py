@@ -36,7 +36,7 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.native.response import finish_reason as native_reason
-from radixlm.entrypoints.native.response import last_hidden, spec_fields
+from radixlm.entrypoints.native.response import last_hidden, sampling_mask, spec_fields
 from radixlm.entrypoints.sequences import num_logprobs, take_rows
 from radixlm.intake.records import Output
 from radixlm.text.tools.base import ToolCallDelta
@@ -228,6 +228,7 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
             "cached_tokens": output.cached_tokens,
             "weight_version": session.state.weight_version,
             **spec_fields(output),
+            **(sampling_mask(output) if body.return_sampling_mask else {}),
         }
     return extras
 

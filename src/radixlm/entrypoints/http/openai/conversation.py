@@ -394,9 +394,18 @@ async def _prediction_ids(state: ServerState, prediction: Mapping[str, Any] | No
 
 def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
     top = asked_top(body.top_logprobs, vocab, "top_logprobs")
+    need = LogprobParams(-1, top) if body.logprobs else None
     if body.prompt_logprobs is not None:
-        return prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
-    return LogprobParams(-1, top) if body.logprobs else None
+        need = prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
+    if body.return_sampling_mask:
+        if body.stream or not body.return_meta_info:
+            raise InvalidRequest(
+                "return_sampling_mask: it comes in meta_info of a whole answer: "
+                "set return_meta_info, and leave stream out",
+                "return_sampling_mask",
+            )
+        need = msgspec.structs.replace(need or LogprobParams(), kept=True)
+    return need
 
 
 def _set_grammar(

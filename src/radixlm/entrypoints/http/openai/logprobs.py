@@ -84,12 +84,12 @@ class CompletionLogprobs:
     def _row(
         self, rows: TopLogprobs | None, logprob: float | None, token_id: int
     ) -> dict[str, float | None] | None:
-        """The chosen token is always among them."""
+        """The chosen token is always among them, first if it is none of the likeliest, as vLLM."""
         if logprob is None:
             return None
         row = {self._name(t): _finite(lp) for lp, t in _likeliest(rows, self._top)}
-        row.setdefault(self._name(token_id), _finite(logprob))
-        return row
+        chosen = self._name(token_id)
+        return row if chosen in row else {chosen: _finite(logprob), **row}
 
     def _name(self, token_id: int) -> str:
         return token_name(self._tokenizer, token_id, self._as_ids)

@@ -115,6 +115,7 @@ class ChatRequest(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     return_meta_info: bool | None = False
+    return_sampling_mask: bool | None = False  # in meta_info
     return_prompt_token_ids: bool | None = False
     return_input_ids_in_sglext: bool | None = False
     return_output_ids_in_sglext: bool | None = False

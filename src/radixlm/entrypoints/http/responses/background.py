@@ -132,7 +132,7 @@ class Responses:
         """A stored response; NotFound."""
         stored = await self.get(response_id)
         if stored is None:
-            raise NotFound(f"no response {response_id!r:.200}", "response_id")
+            raise NotFound(f"Response with id '{response_id:.200}' not found.", "response_id")
         return stored
 
     async def find(self, response_id: str) -> dict[str, Any]:

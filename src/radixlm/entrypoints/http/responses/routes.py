@@ -155,7 +155,7 @@ async def cancel(request: Request, response_id: str) -> Response:
     responses = state_of(request).extra(Responses)
     response = await responses.find(response_id)
     if not response["background"]:
-        raise InvalidRequest("only a response in the background can be cancelled", "response_id")
+        raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
     if response["status"] not in FINAL:
         await responses.cancel(response_id)
     return json_response(await responses.find(response_id))

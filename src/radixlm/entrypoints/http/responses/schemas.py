@@ -102,7 +102,7 @@ def check_request(body: ResponsesRequest) -> None:
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is unknown", "include")
     if body.background and body.store is False:
-        raise InvalidRequest("background needs store: true", "background")
+        raise InvalidRequest("background can only be used when `store` is true", "background")
     if body.input is None or body.input == []:
         raise InvalidRequest("input is required", "input")
 

@@ -210,7 +210,7 @@ def previous_of(body: ResponsesRequest, stored: Stored | None) -> Stored | None:
     if body.previous_response_id is None or stored is not None:
         return stored
     error = InvalidRequest(
-        f"previous_response_id: no response {body.previous_response_id!r:.200}",
+        f"Previous response with id '{body.previous_response_id:.200}' not found.",
         "previous_response_id",
     )
     error.code = "previous_response_not_found"

@@ -1,0 +1,1 @@
+"""``sglang.srt.entrypoints.openai``: the part that programs use."""

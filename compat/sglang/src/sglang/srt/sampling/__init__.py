@@ -1,0 +1,1 @@
+"""``sglang.srt.sampling``: the part that programs use."""

@@ -1,0 +1,3 @@
+"""``SamplingParams``."""
+
+from radixlm import SamplingParams as SamplingParams

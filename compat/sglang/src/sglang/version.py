@@ -1,0 +1,3 @@
+"""The version."""
+
+from radixlm import __version__ as __version__
