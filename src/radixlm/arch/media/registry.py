@@ -302,6 +302,12 @@ def layout_of(row: MultimodalSpec | None) -> CheckpointLayout | None:
     return layout
 
 
+def encoder_names(architecture: str) -> str:
+    """Pattern of the tensors that a layout's rules give to encoders; "" where there are none."""
+    layout = layout_of(MULTIMODAL.get(architecture))
+    return "|".join(pattern for pattern, _ in layout.names) if layout is not None else ""
+
+
 def text_model_type(architecture: str, raw: Raw) -> str:
     """The model_type of the text model where config.json names another or none; "" elsewhere."""
     row = MULTIMODAL.get(architecture)
