@@ -113,6 +113,12 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         custom="vila",
         layout="vila:LAYOUT",
     ),
+    "KeyeForConditionalGeneration": replace(
+        _QWEN2, text_model_type="keye:text_model_type", video="none", layout="keye:KEYE"
+    ),
+    "KeyeVL1_5ForConditionalGeneration": replace(
+        _QWEN2, text_model_type="keye:text_model_type", video="none", layout="keye:KEYE_1_5"
+    ),
     "Kimi_K25ForConditionalGeneration": PLAIN,
     "KimiK25ForConditionalGeneration": PLAIN,
     "KimiVLForConditionalGeneration": MultimodalSpec(custom="kimi", layout="kimi:LAYOUT"),
