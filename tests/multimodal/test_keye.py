@@ -35,7 +35,9 @@ def places_of(ids: list[int], grids: list[list[int]], count: int) -> Tensor:
             continue
         _, rows, columns = left.pop(0)
         rows, columns = rows // 2, columns // 2
-        box = [(following, following + y, following + x) for y in range(rows) for x in range(columns)]
+        box = [
+            (following, following + y, following + x) for y in range(rows) for x in range(columns)
+        ]
         places += box
         following, at = following + max(rows, columns), at + len(box)
     return torch.tensor(places).T

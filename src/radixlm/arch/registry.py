@@ -461,6 +461,7 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "minimax_m2": "mixtral:minimax_m2_config",
     "mistral_large4_text": "mistral_large4:mistral_large4_config",
     "modernbert-decoder": "gpt:modernbert_decoder_config",
+    "molmo": "molmo:molmo_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
     "nemotron_h_puzzle": "hybrid:nemotron_puzzle_config",

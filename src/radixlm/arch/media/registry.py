@@ -16,6 +16,7 @@ _QWEN2 = MultimodalSpec(mrope=(16, 24, 24))
 _QWEN3 = MultimodalSpec(mrope=(24, 20, 20), mrope_is_interleaved=True)
 _QWEN3_5 = MultimodalSpec(mrope=(11, 11, 10), mrope_is_interleaved=True)
 _GLM = MultimodalSpec(mrope=(8, 12, 12))
+_OVIS = MultimodalSpec(video="none", custom="ovis", layout="ovis:LAYOUT")
 _OWN_HEAD = "media.composite:own_head"
 _BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
 _GRANITE_SPEECH = MultimodalSpec(
@@ -175,6 +176,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         adds_to_embeddings=True,
         needs_token_ids=True,
     ),
+    "MolmoForCausalLM": MultimodalSpec(
+        text="molmo:molmo",
+        video="none",
+        adds_to_embeddings=True,
+        needs_token_ids=True,
+        custom="molmo",
+        layout="molmo:LAYOUT",
+    ),
     "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
     "MuseGlimmerForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseGlimmerForCausalLM"
@@ -200,6 +209,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "NVILALiteForConditionalGeneration": MultimodalSpec(
         video="none", custom="vila", layout="vila:LAYOUT"
     ),
+    "Ovis2_5": _OVIS,
+    "Ovis2_6_MoeForCausalLM": _OVIS,
+    "Ovis2_6ForCausalLM": _OVIS,
     "Ovis2ForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
     "PaddleOCRVLForConditionalGeneration": _QWEN2,
     "PaliGemmaForConditionalGeneration": MultimodalSpec(

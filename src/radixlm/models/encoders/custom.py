@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.layout_weights import fill
+from radixlm.models.encoders.molmo import Molmo
+from radixlm.models.encoders.ovis import Ovis
+from radixlm.models.encoders.patch_rope import rotated, square_places, turns
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
 _HEAD_DIM = 128  # of MiniCPM-V's resampler
@@ -367,13 +370,6 @@ class Phi3(nn.Module):
 # ---- dots.ocr ----------------------------------------------------------------------------------
 
 
-def square_places(rows: int, columns: int, merge: int) -> Tensor:
-    """int64 [rows * columns, 2]: row and column of each patch, square by square of ``merge``."""
-    grid = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2)
-    return squares.reshape(-1, 2)
-
-
 class _DotsBlock(nn.Module):
     """Attention of all patches of an image, then SwiGLU."""
 
@@ -391,8 +387,7 @@ class _DotsBlock(nn.Module):
         """[N, C] of one image; cos and sin [N, channels of a head]."""
         qkv = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self._heads, -1))
         q, k, v = qkv.permute(1, 2, 0, 3)
-        q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin
-                for t in (q, k))  # fmt: skip
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         read = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
         x = x + self.attn["proj"](read.transpose(0, 1).flatten(1))
         h = self.norm2(x)
@@ -423,10 +418,7 @@ class _DotsEncoder(nn.Module):
         embed: Any = self.patch_embed["patchifier"]
         pixels = patches.reshape(-1, *self._shape)[:, :, 0]
         x = embed["norm"](embed["proj"](pixels).flatten(1))
-        speeds = _SLOWEST ** -(torch.arange(0, self._half, 2, device=x.device) / self._half)
-        places = square_places(rows, columns, self._merge).to(x.device)
-        angles = (places[..., None] * speeds).flatten(1).repeat(1, 2)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = turns(square_places(rows, columns, self._merge), self._half, x)
         for block in self.blocks:
             x = block(x, cos, sin)
         normed = self.merger["ln_q"](self.post_trunk_norm(x))
@@ -454,8 +446,10 @@ class Dots(nn.Module):
 _MODULES: dict[str, Any] = {
     "dots": Dots,
     "minicpm": MiniCpm,
+    "molmo": Molmo,
     "kimi": Kimi,
     "deepseek": Deepseek,
     "vila": Vila,
+    "ovis": Ovis,
     "phi3": Phi3,
 }

@@ -77,7 +77,7 @@ def _add_output_norm(model: Any, dtype: torch.dtype) -> None:
 
 
 def _move_norm(model: Any, dtype: torch.dtype) -> None:
-    """PaddleOCR-VL's projector with its norm behind the merging of patches, as Keye-VL 1.5 has it."""
+    """The norm of PaddleOCR-VL's projector behind the merging of patches, as in Keye-VL 1.5."""
     projector = model.projector
     norm = nn.LayerNorm(projector.linear_1.in_features, dtype=dtype)
     projector.pre_norm, projector.linear_1 = nn.Identity(), nn.Sequential(norm, projector.linear_1)
