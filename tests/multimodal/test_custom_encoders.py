@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,29 @@ def greedy(model: Any, ids: list[int], places: list[int], rows: torch.Tensor) ->
     return made.sequences[0].tolist(), made.scores[0][0].log_softmax(-1).max().item()
 
 
-def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
-    """Each of several prompts twice, the second time from the cache."""
+def anew(
+    logits: Callable[[torch.Tensor], torch.Tensor], embed: Any, embeds: torch.Tensor, count: int
+) -> Any:
+    """Greedy tokens and logits as ``generate`` returns them; all is computed again for each token.
+    ``logits``: of the last of some embeddings [1, T, D]."""
+    made: list[int] = []
+    scores = []
+    for _ in range(count):
+        whole = torch.cat([embeds, embed(torch.tensor([made], dtype=torch.long))], 1)
+        scores.append(logits(whole))
+        made.append(int(scores[-1].argmax()))
+    return type("Made", (), {"sequences": torch.tensor([made]), "scores": scores})
+
+
+def check(
+    folder: Path,
+    model: Any,
+    place: str,
+    mark: str,
+    rows: Rows,
+    prompts: Sequence[list[int]] = ([0], [1, 2]),
+) -> None:
+    """Each of several prompts twice, the second time from the cache; ``prompts``: which images."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,
@@ -70,7 +91,7 @@ def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
     reader = load_processor(folder)
     token = reader.tokenizer.convert_tokens_to_ids(place)
     try:
-        for chosen in ([0], [1, 2]):
+        for chosen in prompts:
             images = [IMAGES[i] for i in chosen]
             prompt = "look " + " and ".join(mark for _ in chosen) + " now tell"
             made = reader(text=[prompt], images=images, add_special_tokens=False)

@@ -15,7 +15,7 @@ pytest.importorskip("PIL")
 tf = pytest.importorskip("transformers")
 
 from tests.fakes.tiny_checkpoint import randomise  # noqa: E402
-from tests.multimodal.test_custom_encoders import Rows, check, noisy, written  # noqa: E402
+from tests.multimodal.test_custom_encoders import Rows, anew, check, noisy, written  # noqa: E402
 from tests.multimodal.test_published_as_code import saved  # noqa: E402
 from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
 from tests.multimodal.tiny_more import paddleocr_vl  # noqa: E402
@@ -66,14 +66,10 @@ class Sectioned:
         return embed
 
     def generate(self, inputs_embeds: Tensor, max_new_tokens: int, **ignored: Any) -> Any:
-        made: list[int] = []
-        scores = []
-        for _ in range(max_new_tokens):
-            more = self.model.get_input_embeddings()(torch.tensor([made], dtype=torch.long))
-            whole = torch.cat([inputs_embeds, more], 1)
-            scores.append(self.model(inputs_embeds=whole, use_cache=False).logits[:, -1])
-            made.append(int(scores[-1].argmax()))
-        return type("Made", (), {"sequences": torch.tensor([made]), "scores": scores})
+        def logits(whole: Tensor) -> Tensor:
+            return self.model(inputs_embeds=whole, use_cache=False).logits[:, -1]
+
+        return anew(logits, self.model.get_input_embeddings(), inputs_embeds, max_new_tokens)
 
 
 def keye(folder: Path, architecture: str) -> tuple[Any, Rows]:

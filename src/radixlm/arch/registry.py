@@ -462,6 +462,8 @@ CONFIG_CONVERTERS: dict[str, str] = {
     "mistral_large4_text": "mistral_large4:mistral_large4_config",
     "modernbert-decoder": "gpt:modernbert_decoder_config",
     "molmo": "molmo:molmo_config",
+    "moondream1": "moondream:moondream_config",
+    "moondream3": "moondream:moondream_config",
     "molmo2_text": "molmo:molmo2_config",
     "nemotron_h": "hybrid:nemotron_h_config",
     "nemotron_h_puzzle": "hybrid:nemotron_puzzle_config",

@@ -31,6 +31,7 @@ from radixlm.multimodal.custom_processor import (
     patches_of,
 )
 from radixlm.multimodal.molmo_processor import MolmoProcessor
+from radixlm.multimodal.moondream_processor import MoondreamProcessor
 from radixlm.multimodal.ovis_processor import OvisProcessor
 from radixlm.multimodal.placeholders import check_parts
 
@@ -397,6 +398,7 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "deepseek": DeepseekVl2Processor,
     "vila": VilaProcessor,
     "nemotron": NemotronProcessor,
+    "moondream": MoondreamProcessor,
     "ovis": OvisProcessor,
     "phi3": Phi3Processor,
 }

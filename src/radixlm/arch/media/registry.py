@@ -16,6 +16,14 @@ _QWEN2 = MultimodalSpec(mrope=(16, 24, 24))
 _QWEN3 = MultimodalSpec(mrope=(24, 20, 20), mrope_is_interleaved=True)
 _QWEN3_5 = MultimodalSpec(mrope=(11, 11, 10), mrope_is_interleaved=True)
 _GLM = MultimodalSpec(mrope=(8, 12, 12))
+_MOONDREAM = MultimodalSpec(
+    text="moondream:moondream",
+    video="none",
+    single_image=True,
+    bidirectional="start",
+    custom="moondream",
+    layout="moondream:LAYOUT",
+)
 _OVIS = MultimodalSpec(video="none", custom="ovis", layout="ovis:LAYOUT")
 _OWN_HEAD = "media.composite:own_head"
 _BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
@@ -91,6 +99,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
+    "HfMoondream": _MOONDREAM,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
     "HYV4VLForConditionalGeneration": MultimodalSpec(
         text="media.composite:hy_v4_vl", has_row_ends=True
@@ -184,6 +193,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         custom="molmo",
         layout="molmo:LAYOUT",
     ),
+    "Moondream3ForCausalLM": _MOONDREAM,
     "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
     "MuseGlimmerForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseGlimmerForCausalLM"

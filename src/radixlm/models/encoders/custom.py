@@ -16,6 +16,7 @@ from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
+from radixlm.models.encoders.moondream import Moondream
 from radixlm.models.encoders.ovis import Ovis
 from radixlm.models.encoders.patch_rope import rotated, square_places, turns
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
@@ -450,6 +451,7 @@ _MODULES: dict[str, Any] = {
     "kimi": Kimi,
     "deepseek": Deepseek,
     "vila": Vila,
+    "moondream": Moondream,
     "ovis": Ovis,
     "phi3": Phi3,
 }
