@@ -64,7 +64,7 @@ _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
 SPLIT_QKV = tuple(f"{_ATTENTION}{part}_proj" for part in "qkv")
 FUSED_UP = _MLP + "gate_up_proj"
 # parts of multimodal checkpoints that hold the language model
-_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model")
+_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model", "decoder")
 
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
@@ -156,7 +156,7 @@ def untied(decoder: Decoder) -> Decoder:
 # Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
 PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
-    "text_model.model.",
+    *("text_model.model.", "decoder.model."),
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
     *("esmc.", "lfm2.", "model.", ""),
 )

@@ -162,6 +162,13 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         video="processor",
         layout="llava:LLAVA_VIDEO",
     ),
+    "MiDashengLMModel": MultimodalSpec(
+        video="none",
+        custom="dasheng",
+        layout="midasheng:LAYOUT",
+        audio_processor="dasheng",
+        instruction="Transcribe the audio into text.",
+    ),
     "MiniCPMO": MultimodalSpec(
         text_model_type="minicpm:text_model_type", custom="minicpm", layout="minicpm:LAYOUT"
     ),

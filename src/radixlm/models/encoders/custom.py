@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
+from radixlm.models.encoders.dasheng import Dasheng
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
 from radixlm.models.encoders.moondream import Moondream
@@ -445,6 +446,7 @@ class Dots(nn.Module):
 
 
 _MODULES: dict[str, Any] = {
+    "dasheng": Dasheng,
     "dots": Dots,
     "minicpm": MiniCpm,
     "molmo": Molmo,
