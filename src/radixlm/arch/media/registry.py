@@ -162,6 +162,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         video="processor",
         layout="llava:LLAVA_VIDEO",
     ),
+    "LocateAnythingForConditionalGeneration": MultimodalSpec(
+        video="none", custom="locate_anything", layout="kimi:LOCATE_ANYTHING"
+    ),
     "MiDashengLMModel": MultimodalSpec(
         video="none",
         custom="dasheng",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.dasheng import Dasheng
+from radixlm.models.encoders.kimi import Kimi, LocateAnything
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
 from radixlm.models.encoders.moondream import Moondream
@@ -144,42 +145,6 @@ class MiniCpm(nn.Module):
             for patches, size in zip(slices, sizes, strict=True)
         ]
         return torch.cat(parts)
-
-
-# ---- Kimi-VL -----------------------------------------------------------------------------------
-
-
-class Kimi(nn.Module):
-    """MoonViT as in Kimi K2.5, which rotates the halves of a head; the published weights are for
-    interleaved RoPE, so the rows of queries and keys are permuted as they load."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        from transformers.models.kimi_k25 import modeling_kimi_k25 as hf  # noqa: PLC0415 (2 s)
-
-        whole = hf.Kimi_K25Config(
-            vision_config=config["vision_config"],
-            text_config={"model_type": "llama", "hidden_size": config["hidden_size"]},
-            projection_hidden_size=config["projection_hidden_size"],
-        )
-        whole.vision_config._attn_implementation = "sdpa"
-        self.vision_tower = hf.Kimi_K25VisionModel(whole.vision_config)
-        self.mm_projector = hf.Kimi_K25MultimodalProjection(whole)
-        self._num_heads = whole.vision_config.num_attention_heads
-
-    def _load_from_state_dict(self, state: dict[str, Tensor], *args: Any) -> None:
-        """Called before the same method of the submodules."""
-        for name, rows in state.items():
-            if ".attn.q_proj." in name or ".attn.k_proj." in name:
-                heads = rows.reshape(self._num_heads, -1, 2, *rows.shape[1:])
-                state[name] = heads.transpose(1, 2).reshape(rows.shape)
-        super()._load_from_state_dict(state, *args)
-
-    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
-        """[patches of all images, 3, P, P], int64 [images, 3] -> [N, D]."""
-        encoded = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
-        rows: Tensor = self.mm_projector(encoded.pooler_output).squeeze(1)
-        return rows
 
 
 # ---- DeepSeek-VL2 ------------------------------------------------------------------------------
@@ -451,6 +416,7 @@ _MODULES: dict[str, Any] = {
     "minicpm": MiniCpm,
     "molmo": Molmo,
     "kimi": Kimi,
+    "locate_anything": LocateAnything,
     "deepseek": Deepseek,
     "vila": Vila,
     "moondream": Moondream,
