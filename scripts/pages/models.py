@@ -63,6 +63,7 @@ DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = (
     "k2_spark.py",
     "minicpm_sala.py",
+    "moondream.py",
     "own_code.py",
     "plamo.py",
     "published.py",

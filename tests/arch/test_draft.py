@@ -97,6 +97,11 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         },
         "model.mtp_block.0.mlp.gate_proj.weight",
     ),
+    "HYV4ForCausalLM": (
+        {**SHAPE, **LATENT, **ROUTED, **DSA, "hc_mult": 2},
+        {f"model.mtp_layers.0.{part}.weight" for part in (*NEXTN[:3], "final_layernorm")},
+        "model.mtp_layers.0.self_attn.indexer.wq_b.weight",
+    ),
     "MiMoForCausalLM": (
         SHAPE,
         {
@@ -276,6 +281,29 @@ def test_blocks_of_masks() -> None:
     assert block == MaskedBlock(7, 9, True, markov="rnn", markov_rank=8)
     assert block.num_drafts == 7
     assert describe_draft({**spark, "architectures": ["LingDSparkModel"]}) == describe_draft(spark)
+
+
+def test_a_head_of_minimax_has_dense_layers_whose_windows_see_both_ways() -> None:
+    held = {
+        **SHAPE, "head_dim": 16, "rotary_dim": 8, "use_gemma_norm": True,
+        "dspark_ffn_hidden_size": 48,
+        "layer_types": ["sliding_attention"] * 4, "sliding_window": 7, "moe_layer_freq": [0] * 4,
+        "sparse_attention_config": None, "dspark_block_size": 7, "dspark_markov_rank": 8,
+        "dspark_noise_token_id": 9, "dspark_target_layer_ids": [1, 3],
+    }  # fmt: skip
+    raw = {"architectures": ["DSparkMiniMaxDraftModel"], "text_config": held}
+    found = describe_draft(raw)
+    assert found is not None and found.tap_layers == (1, 3) and found.hidden_norm.offset == 1
+    assert found.block == MaskedBlock(7, 9, True, markov="vanilla", markov_rank=8)
+    layer = found.decoder.blocks[0]
+    assert (layer.mixer.window, layer.mixer.extras, layer.mixer.rope.dim) == (7, None, 8)
+    assert (layer.ffn.inner, layer.ffn.act, layer.ffn.limit) == (48, "swiglu_oai", 7)
+    at = "language_model.model.dspark."
+    assert f"{at}layers.3.decoder_layer.mlp.down_proj.weight" in _of_block(found)
+    assert {f"{at}final_norm.weight", f"{at}markov_head.markov_w1.weight"} <= _joint(found)
+    for key, value in (("moe_layer_freq", [0, 0, 1, 0]), ("use_gemma_norm", False)):
+        with pytest.raises(CheckpointError, match=key):
+            describe_draft({**raw, "text_config": {**held, key: value}})
 
 
 def test_heads_of_lfm_have_no_convolutions() -> None:

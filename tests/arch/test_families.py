@@ -65,7 +65,14 @@ def test_every_family_has_a_tiny_config() -> None:
         "encoders",
         "heads",
         "media.composite",
-        *("chameleon", "deepseek_ocr", "mllama", "molmo", "whisper"),  # tests/multimodal
+        *(
+            "chameleon",
+            "deepseek_ocr",
+            "mllama",
+            "molmo",
+            "moondream",
+            "whisper",
+        ),  # tests/multimodal
         "published",  # tests/models/test_remote_code_models
         "drafts",  # test_draft
         "own_code",  # tests/models/test_own_code_models

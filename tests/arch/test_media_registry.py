@@ -37,7 +37,7 @@ def test_a_row_names_what_exists(name: str) -> None:
     assert (layout is None) == (not row.layout)
     assert layout is None or isinstance(layout, CheckpointLayout)
     has_processor = layout is not None and bool(layout.processor or row.custom in IMAGE_PROCESSORS)
-    assert has_processor or not row.custom
+    assert has_processor or row.audio_processor or not row.custom
     assert isinstance(text_model_type(name, {}), str)
 
 

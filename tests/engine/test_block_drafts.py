@@ -21,6 +21,10 @@ SHARED = [(7 * n) % 370 + 5 for n in range(20)]
 PROMPTS = [SHARED + [11 * k + 5] * k for k in range(1, 4)]
 LATE_MASK = {"mask_token_id": 390, "target_layer_ids": [0, 1]}
 MARKOV = {"architectures": ["DSparkDraftModel"], "markov_rank": 8}
+MINIMAX = MARKOV | {
+    "architectures": ["DSparkMiniMaxDraftModel"], "markov_head_type": "vanilla",
+    "sliding_window_non_causal": True,
+}  # fmt: skip
 SECOND = {
     "architectures": ["DFlash2DraftModel"],
     "dflash_config": {
@@ -38,6 +42,8 @@ HEADS: dict[str, dict[str, Any]] = {
     },
     "DSPARK of LFM 2": MARKOV
     | {"architectures": ["Lfm2DSparkDraftModel"], "markov_head_type": "vanilla"},
+    "DSPARK of MiniMax": MINIMAX,
+    "DSPARK of MiniMax in MXFP8": MINIMAX | {"quantization_config": {"quant_method": "mxfp8"}},
     "DFLASH 2": SECOND | {"is_causal": False},
     "DFLASH 2 of fewer tokens": SECOND | {"draft_vocab_size": 40},
     "DFLASH of fewer tokens": {"draft_vocab_size": 40, "sliding_window_non_causal": True},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.models.reference_math import Weights, checkpoint, heads, rms, rotated
 
 DIM, HEADS, KV_HEADS, WIDTH, INNER, RANK = 64, 4, 2, 16, 96, 8
 SIZE, WINDOW, LAYERS, MASK, TAPS = 5, 7, 3, 9, (0, 1)
+MINIMAX, ROTATED = "DSparkMiniMaxDraftModel", 8
 KINDS = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -43,6 +45,8 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
     shapes = _shapes(config)
     folder.mkdir(exist_ok=True)
     weights = checkpoint(folder, config, shapes, seed=len(json.dumps(config)))
+    if config["architectures"] == [MINIMAX]:
+        _write_minimax(folder, config, weights)
     if config.get("draft_vocab_size"):
         targets = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))
         weights["targets"] = targets[: config["draft_vocab_size"]]
@@ -50,6 +54,40 @@ def make_head(folder: Path, vocab: int, **changes: Any) -> tuple[dict[str, Any],
         stored = {name: w for name, w in weights.items() if name != "targets"} | {"d2t": offsets}
         save_file(stored, folder / "model.safetensors")
     return config, weights
+
+
+def _write_minimax(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    """The same head with MiniMax's names and keys. It adds one to the weights of norms."""
+    stored = {}
+    for name, weight in weights.items():
+        at = re.sub(r"^layers\.(\d+)\.", r"layers.\1.decoder_layer.", name)
+        at = "final_norm.weight" if at == "norm.weight" else at
+        at = "language_model.model.dspark." + at
+        stored[at] = weight - 1 if "norm" in name else weight
+        if "quantization_config" in config and re.match(r"layers\..*_proj", name):
+            stored[at], stored[at + "_scale_inv"], weights[name] = _in_mxfp8(weight)
+    save_file(stored, folder / "model.safetensors")
+    left_out = ("architectures", "dflash_config", "block_size", "sliding_window_non_causal")
+    held = {key: value for key, value in config.items() if key not in left_out}
+    held |= {f"dspark_{key}": held.pop(key) for key in ("markov_rank", "markov_head_type")}
+    held |= {"dspark_noise_token_id": MASK, "dspark_target_layer_ids": list(TAPS)}
+    held |= {"dspark_block_size": SIZE, "dense_intermediate_size": held.pop("intermediate_size")}
+    held |= {"moe_layer_freq": [0] * LAYERS, "sparse_attention_config": None}
+    held |= {"use_gemma_norm": True, "rotary_dim": ROTATED, "hidden_act": "swigluoai"}
+    whole = {"architectures": [MINIMAX], "model_type": "minimax_m3_dspark", "text_config": held}
+    if "quantization_config" in held:
+        whole["quantization_config"] = held.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(whole))
+
+
+def _in_mxfp8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers, exponents of two for 32 inputs, and the weight that they make."""
+    parts = weight.unflatten(1, (-1, 32))
+    exponents = (parts.abs().amax(-1) / 448).log2().ceil()
+    factors = exponents.exp2()[..., None]
+    numbers = (parts / factors).to(torch.float8_e4m3fn)
+    made = (numbers.float() * factors).flatten(1)
+    return numbers.flatten(1), (exponents + 127).to(torch.uint8), made
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -123,7 +161,8 @@ def drafts(
         x = x + behind(_attended(config, w, i, h, context))
         h = rms(x, w[at + "post_attention_layernorm.weight"])
         h, behind = _convolved(own, w, at + "mlp_conv.", h)
-        x = x + behind(swiglu(w, at + "mlp.", h))
+        ffn = _clamped if config["architectures"] == [MINIMAX] else swiglu
+        x = x + behind(ffn(w, at + "mlp.", h))
     x = rms(x, w["norm.weight"])
     head, targets = w.get("lm_head.weight", head), w.get("targets", torch.arange(len(head)))
     if "selector_rank" in own:
@@ -131,6 +170,12 @@ def drafts(
     if not config.get("markov_rank"):
         return targets[(x[1:] @ head.T).argmax(-1)].tolist()
     return _markov(config["markov_head_type"], w, x, last, head, targets)
+
+
+def _clamped(w: Weights, at: str, h: Tensor) -> Tensor:
+    gate, up = (h @ w[f"{at}{one}_proj.weight"].T for one in ("gate", "up"))
+    gate = gate.clamp(max=7)
+    return (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid() @ w[at + "down_proj.weight"].T
 
 
 def _convolved(
@@ -176,7 +221,8 @@ def _attended(config: dict[str, Any], w: Weights, layer: int, h: Tensor, context
     q, k = (rms(x, w[f"{at}{n}_norm.weight"]) for x, n in ((q, "q"), (k, "k")))
     if config["architectures"] == ["Lfm2DSparkDraftModel"]:  # which rotates neighboring channels
         q, k = (torch.cat((x[..., 0::2], x[..., 1::2]), -1) for x in (q, k))
-    q, k = rotated(q), rotated(k)
+    turned = ROTATED if config["architectures"] == [MINIMAX] else WIDTH
+    q, k = (torch.cat((rotated(x[..., :turned]), x[..., turned:]), -1) for x in (q, k))
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     ahead = torch.arange(num + SIZE) - torch.arange(num, num + SIZE)[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)

@@ -36,6 +36,19 @@ def checkpoint(folder: Path, config: dict[str, Any], shapes: Shapes, seed: int =
     return w
 
 
+def end_shapes(vocab: int, dim: int, has_head: bool = True) -> Shapes:
+    """Token table, last norm and head."""
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, dim), "model.norm.weight": (dim,)}
+    return shapes | ({"lm_head.weight": (vocab, dim)} if has_head else {})
+
+
+def block_shapes(at: str, dim: int, inner: int) -> Shapes:
+    """Two norms and a gated MLP, as Llama's layers have them beside their attention."""
+    shapes: Shapes = {f"{at}{n}_layernorm.weight": (dim,) for n in ("input", "post_attention")}
+    shapes |= {f"{at}mlp.{one}_proj.weight": (inner, dim) for one in ("gate", "up")}
+    return shapes | {f"{at}mlp.down_proj.weight": (dim, inner)}
+
+
 def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 

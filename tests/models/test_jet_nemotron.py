@@ -11,8 +11,10 @@ from tests.models.reference_math import (
     Shapes,
     Weights,
     attention,
+    block_shapes,
     check,
     checkpoint,
+    end_shapes,
     heads,
     rms,
     rotated,
@@ -111,13 +113,11 @@ def _jet(w: Weights, at: str, x: Tensor) -> Tensor:
 
 
 def test_jet_nemotron(tmp_path: Path) -> None:
-    shapes: Shapes = {"model.embed_tokens.weight": (100, DIM), "model.norm.weight": (DIM,)}
+    shapes = end_shapes(100, DIM, has_head=False)
     for i, kind in enumerate(KINDS):
         at = f"model.layers.{i}."
         shapes |= {f"{at}self_attn.{name}": shape for name, shape in _layer(kind).items()}
-        shapes |= {f"{at}{one}_layernorm.weight": (DIM,) for one in ("input", "post_attention")}
-        shapes |= {f"{at}mlp.{one}_proj.weight": (48, DIM) for one in ("gate", "up")}
-        shapes[f"{at}mlp.down_proj.weight"] = (DIM, 48)
+        shapes |= block_shapes(at, DIM, 48)
     w = checkpoint(tmp_path, CONFIG, shapes)
 
     def reference(ids: list[int]) -> Tensor:

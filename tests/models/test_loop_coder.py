@@ -12,8 +12,10 @@ from tests.fakes.tiny_checkpoint import write_tokenizer
 from tests.models.reference_math import (
     Shapes,
     attention,
+    block_shapes,
     check,
     checkpoint,
+    end_shapes,
     heads,
     rms,
     rotated,
@@ -33,15 +35,12 @@ def test_loop_coder(tmp_path: Path, runs: int) -> None:
     config |= {"head_dim": WIDTH, "max_position_embeddings": 128, "rope_theta": 10000.0}
     config |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     config |= {"loop_num": runs, "loop_window_size": WINDOW}
-    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
-    shapes["lm_head.weight"] = (VOCAB, DIM)
+    shapes = end_shapes(VOCAB, DIM)
     for i in range(LAYERS):
         at, gate = f"model.layers.{i}.", f"model.gate_projections.{i}."
-        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        shapes |= block_shapes(at, DIM, INNER)
         for name, rows in (("q", DIM), ("k", 2 * WIDTH), ("v", 2 * WIDTH), ("o", DIM)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, DIM)
-        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
-        shapes[at + "mlp.down_proj.weight"] = (DIM, INNER)
         shapes |= {gate + "weight": (HEADS, WIDTH), gate + "bias": (HEADS,)}
     w = checkpoint(tmp_path, config, shapes)
 
@@ -84,12 +83,10 @@ def _nanbeige(
     shapes[head] = (rows, DIM)
     for i in range(LAYERS):
         at = f"model.layers.{i}."
-        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        shapes |= block_shapes(at, DIM, INNER)
         for name, count in (("q", 6), ("k", 2), ("v", 2)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (count * WIDTH, DIM)
         shapes[at + "self_attn.o_proj.weight"] = (DIM, 6 * WIDTH)
-        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
-        shapes[at + "mlp.down_proj.weight"] = (DIM, INNER)
     w = checkpoint(folder, config | changes, shapes)
 
     def reference(ids: list[int]) -> Tensor:

@@ -12,8 +12,10 @@ from tests.models.reference_math import (
     Shapes,
     Weights,
     attention,
+    block_shapes,
     check,
     checkpoint,
+    end_shapes,
     heads,
     rms,
     rotated,
@@ -74,18 +76,11 @@ def _layer(kind: str) -> Shapes:
 
 
 def _shapes() -> Shapes:
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (100, DIM),
-        "model.norm.weight": (DIM,),
-        "lm_head.weight": (100, DIM),
-    }
+    shapes = end_shapes(100, DIM)
     for i, kind in enumerate(KINDS):
         at = f"model.layers.{i}."
         shapes |= {f"{at}self_attn.{name}": shape for name, shape in _layer(kind).items()}
-        shapes |= {at + f"mlp.{one}_proj.weight": (48, DIM) for one in ("gate", "up")}
-        shapes[at + "mlp.down_proj.weight"] = (DIM, 48)
-        for one in ("input", "post_attention"):
-            shapes[f"{at}{one}_layernorm.weight"] = (DIM,)
+        shapes |= block_shapes(at, DIM, 48)
     return shapes
 
 

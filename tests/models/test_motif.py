@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.reference_math import (
-    Shapes,
     Weights,
     attention,
+    block_shapes,
     check,
     checkpoint,
+    end_shapes,
     heads,
     rms,
     rotated,
@@ -84,20 +85,17 @@ def test_motif(tmp_path: Path, noise_heads: int | None) -> None:
     config |= {"head_dim": WIDTH, "max_position_embeddings": 128, "rope_theta": 10000.0}
     config |= {"hidden_act": "poly_norm", "attn_rms_norm_eps": 1e-3}
     config |= {"tie_word_embeddings": False, "num_noise_heads": noise_heads}
-    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
-    shapes["lm_head.weight"] = (VOCAB, DIM)
+    shapes = end_shapes(VOCAB, DIM)
     joined = 2 * WIDTH * (count - (noise_heads or count // 2))
     for i in range(3):
         at = f"model.layers.{i}."
-        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        shapes |= block_shapes(at, DIM, INNER)
         for name, heads_of in (("q", count), ("k", KV_HEADS), ("v", KV_HEADS)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (heads_of * WIDTH, DIM)
         shapes[at + "self_attn.o_proj.weight"] = (DIM, joined)
         shapes |= {f"{at}self_attn.{name}": (WIDTH,) for name in LAMBDAS}
         shapes[at + "self_attn.subln.weight"] = (2 * WIDTH,)
-        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
         shapes |= {f"{at}mlp.act_fn.weight": (3,), f"{at}mlp.act_fn.bias": (1,)}
-        shapes[at + "mlp.down_proj.weight"] = (DIM, INNER)
     check(tmp_path, Motif(checkpoint(tmp_path, config, shapes), ratio))
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.reference_math import (
-    Shapes,
     attention,
     check,
     checkpoint,
+    end_shapes,
     heads,
     rms,
     rotated,
@@ -56,8 +56,7 @@ BY_KIND = {
 @pytest.mark.parametrize("by_kind", [False, True])
 def test_rnj_1(tmp_path: Path, by_kind: bool) -> None:
     rope = {"rope_parameters": BY_KIND} if by_kind else {"rope_theta": 10000.0}
-    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
-    shapes["lm_head.weight"] = (VOCAB, DIM)
+    shapes = end_shapes(VOCAB, DIM)
     for i in range(len(KINDS)):
         at = f"model.layers.{i}."
         shapes |= {f"{at}{name}.weight": (DIM,) for name in NORMS}

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.reference_math import Shapes, check, checkpoint, heads, rms, swiglu
+from tests.models.reference_math import (
+    block_shapes,
+    check,
+    checkpoint,
+    end_shapes,
+    heads,
+    rms,
+    swiglu,
+)
 from torch import Tensor
 
 DIM, WIDTH, INNER, VOCAB = 96, 16, 48, 100
@@ -20,15 +28,12 @@ def test_step_1(tmp_path: Path, has_head: bool) -> None:
     config |= {"hidden_size": DIM, "num_attention_heads": len(SLOPES), "num_attention_groups": 2}
     config |= {"intermediate_size": INNER, "num_hidden_layers": 2, "vocab_size": VOCAB}
     config |= {"max_seq_len": 128}
-    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
-    shapes |= {"lm_head.weight": (VOCAB, DIM)} if has_head else {}
+    shapes = end_shapes(VOCAB, DIM, has_head)
     for i in range(2):
         at = f"model.layers.{i}."
-        shapes |= {f"{at}{n}_layernorm.weight": (DIM,) for n in ("input", "post_attention")}
+        shapes |= block_shapes(at, DIM, INNER)
         for name, rows in (("q", DIM), ("k", 2 * WIDTH), ("v", 2 * WIDTH), ("o", DIM)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, DIM)
-        shapes |= {f"{at}mlp.{n}_proj.weight": (INNER, DIM) for n in ("gate", "up")}
-        shapes[f"{at}mlp.down_proj.weight"] = (DIM, INNER)
     w = checkpoint(tmp_path, config, shapes)
 
     def read(at: str, x: Tensor) -> Tensor:

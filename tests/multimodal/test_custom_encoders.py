@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,29 @@ def greedy(model: Any, ids: list[int], places: list[int], rows: torch.Tensor) ->
     return made.sequences[0].tolist(), made.scores[0][0].log_softmax(-1).max().item()
 
 
-def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
-    """Each of several prompts twice, the second time from the cache."""
+def anew(
+    logits: Callable[[torch.Tensor], torch.Tensor], embed: Any, embeds: torch.Tensor, count: int
+) -> Any:
+    """Greedy tokens and logits as ``generate`` returns them; all is computed again for each token.
+    ``logits``: of the last of some embeddings [1, T, D]."""
+    made: list[int] = []
+    scores = []
+    for _ in range(count):
+        whole = torch.cat([embeds, embed(torch.tensor([made], dtype=torch.long))], 1)
+        scores.append(logits(whole))
+        made.append(int(scores[-1].argmax()))
+    return type("Made", (), {"sequences": torch.tensor([made]), "scores": scores})
+
+
+def check(
+    folder: Path,
+    model: Any,
+    place: str,
+    mark: str,
+    rows: Rows,
+    prompts: Sequence[list[int]] = ([0], [1, 2]),
+) -> None:
+    """Each of several prompts twice, the second time from the cache; ``prompts``: which images."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,
@@ -70,7 +91,7 @@ def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
     reader = load_processor(folder)
     token = reader.tokenizer.convert_tokens_to_ids(place)
     try:
-        for chosen in ([0], [1, 2]):
+        for chosen in prompts:
             images = [IMAGES[i] for i in chosen]
             prompt = "look " + " and ".join(mark for _ in chosen) + " now tell"
             made = reader(text=[prompt], images=images, add_special_tokens=False)
@@ -251,6 +272,10 @@ LATENT = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "n_shared_experts": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+MOONVIT = {
+    **SMALL, "init_pos_emb_height": 8, "init_pos_emb_width": 8, "merge_kernel_size": [2, 2],
+    "model_type": "moonvit",
+}  # fmt: skip
 
 
 def kimi_name(name: str) -> str:
@@ -272,6 +297,29 @@ def neighbours(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return heads.transpose(1, 2).reshape(rows.shape)
 
 
+def moonvit(held: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A Kimi K2.5 whose encoder is that of ``MOONVIT``, and the encoder's published tensors."""
+    encoder = {**SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "merge_kernel_size": [2, 2]}
+    whole = tf.Kimi_K25ForConditionalGeneration(tf.Kimi_K25Config(
+        vision_config=encoder, text_config=dict(held), projection_hidden_size=32,
+        tie_word_embeddings=False,
+    )).float().eval()  # fmt: skip
+    noisy(whole.model.vision_tower)
+    noisy(whole.model.mm_projector)
+    state = {
+        k: v for k, v in whole.model.state_dict().items() if not k.startswith("language_model")
+    }
+    tensors = {}
+    for name, value in state.items():
+        if ".attn.q_proj." in name:
+            k, v = (state[name.replace("q_proj", one)] for one in ("k_proj", "v_proj"))
+            fused = torch.cat([neighbours(value, 2), neighbours(k, 2), v])
+            tensors[kimi_name(name.replace("attn.q_proj", "wqkv"))] = fused
+        elif ".attn.k_proj." not in name and ".attn.v_proj." not in name:
+            tensors[kimi_name(name)] = value
+    return whole, tensors
+
+
 def kimi(folder: Path) -> tuple[Any, Rows]:
     """A checkpoint with its published names; its text model, and the encoder outputs of images."""
     tok = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
@@ -281,39 +329,19 @@ def kimi(folder: Path) -> tuple[Any, Rows]:
         "image_processor_type": "KimiVLImageProcessor", "auto_map": {"AutoProcessor": "other.py"},
     }))  # fmt: skip
     torch.manual_seed(0)
-    encoder = {**SMALL, "pos_emb_height": 8, "pos_emb_width": 8, "merge_kernel_size": [2, 2]}
     held = text("deepseek_v3", **LATENT)
-    whole = tf.Kimi_K25ForConditionalGeneration(tf.Kimi_K25Config(
-        vision_config=encoder, text_config=dict(held), projection_hidden_size=32,
-        tie_word_embeddings=False,
-    )).float().eval()  # fmt: skip
+    whole, tower = moonvit(held)
     model = tf.DeepseekV3ForCausalLM(tf.DeepseekV3Config(**held)).float().eval()
-    noisy(whole.model.vision_tower)
-    noisy(whole.model.mm_projector)
     noisy(model)
     text_folder = folder / "text"
     model.save_pretrained(text_folder)
-    tensors = {
+    tensors = tower | {
         f"language_model.{k}": v for k, v in load_file(text_folder / "model.safetensors").items()
     }
-    state = {
-        k: v for k, v in whole.model.state_dict().items() if not k.startswith("language_model")
-    }
-    for name, value in state.items():
-        if ".attn.q_proj." in name:
-            k, v = (state[name.replace("q_proj", one)] for one in ("k_proj", "v_proj"))
-            fused = torch.cat([neighbours(value, 2), neighbours(k, 2), v])
-            tensors[kimi_name(name.replace("attn.q_proj", "wqkv"))] = fused
-        elif ".attn.k_proj." not in name and ".attn.v_proj." not in name:
-            tensors[kimi_name(name)] = value
-    vision = {
-        **SMALL, "init_pos_emb_height": 8, "init_pos_emb_width": 8, "merge_kernel_size": [2, 2],
-        "model_type": "moonvit",
-    }  # fmt: skip
     written(folder, tensors, {
         "architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl",
         "media_placeholder_token_id": tok.convert_tokens_to_ids("<|media_pad|>"),
-        "text_config": held, "vision_config": vision, "tie_word_embeddings": False,
+        "text_config": held, "vision_config": MOONVIT, "tie_word_embeddings": False,
     })  # fmt: skip
 
     def rows(images: list[Any]) -> torch.Tensor:

@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 pytest.importorskip("transformers")
+from radixlm.arch.hf import describe
+from radixlm.arch.names import is_ignorable
 from radixlm.models.encoders.transformers_encoder import TransformersEncoder
+from tests.multimodal.test_published_as_code import sarashina
 from tests.multimodal.tiny import FAMILIES, save
 
 Parts = dict[str, Tensor]
@@ -87,3 +90,28 @@ def test_quantized_weights(
     got, want = _weights(narrow), _weights(wide)
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_a_norm_beside_the_decoder(tmp_path: Path) -> None:
+    """Of Sarashina2-Vision, whose rules name it: other models' are not taken for an encoder's."""
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    for folder in (narrow, wide):
+        folder.mkdir()
+        sarashina(folder)
+    small = load_file(wide / "model.safetensors")
+    large = dict(small)
+    for name in [n for n, t in large.items() if "visual" in n and t.ndim == 2]:
+        parts, large[name] = _fp8(small.pop(name).float())
+        small |= {name.removesuffix("weight") + kind: value for kind, value in parts.items()}
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    raw = json.loads((narrow / "config.json").read_text())
+    stated = raw | {"quantization_config": _compressed("float")}
+    (narrow / "config.json").write_text(json.dumps(stated))
+    got, want = _weights(narrow), _weights(wide)
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert is_ignorable("norm.weight", describe(narrow))
+    assert not is_ignorable(
+        "norm.weight", describe({**raw["text_config"], "architectures": ["LlamaForCausalLM"]})
+    )

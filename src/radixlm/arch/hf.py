@@ -20,7 +20,7 @@ from radixlm.arch.media.config_json import (
     architecture_of,
     flattened,
 )
-from radixlm.arch.media.registry import text_model_type
+from radixlm.arch.media.registry import encoder_names, text_model_type
 from radixlm.arch.media.text_models import as_text_model
 from radixlm.arch.registry import (
     ARCHITECTURES,
@@ -34,6 +34,7 @@ from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
+from radixlm.base.record import replace
 
 _SPECULATORS = {  # by their kind
     "dflash": "DFlashSpeculator",
@@ -78,7 +79,10 @@ def describe(checkpoint: str | Path | Mapping[str, Any] | Config) -> Decoder:
     """The description of a checkpoint folder, a parsed config.json or a loaded ``Config``."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
     with _named_errors(c.source):
-        return check(find(c.architecture, c.source)(c), c.source)
+        decoder = find(c.architecture, c.source)(c)
+        if beside := encoder_names(c.architecture):
+            decoder = replace(decoder, names={**decoder.names, "beside": beside})
+        return check(decoder, c.source)
 
 
 @contextmanager

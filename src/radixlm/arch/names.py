@@ -22,7 +22,7 @@ sinks}, latent mixers mixer.{q q_a q_a_norm q_b kv_a kv_a_norm kv_b o}, one matr
 ffn}.matrix, ffn.{up up1 down} (up = gate above up, up1 = not gated), moe.{router correction up
 down up_bias down_bias shared_gate}, moe.shared.{up up1 down}. Of models that do not generate:
 types embed_norm embed_proj distances relative relative_norm pool.{n} gate.{n} (see
-``arch/spec.Pool``).
+``arch/spec.Pool``). ``beside`` is a pattern, of tensors of encoders that no name here tells.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
 SPLIT_QKV = tuple(f"{_ATTENTION}{part}_proj" for part in "qkv")
 FUSED_UP = _MLP + "gate_up_proj"
 # parts of multimodal checkpoints that hold the language model
-_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model")
+_PARTS = ("language_model", "text_model", "llm", "language", "thinker", "model", "decoder")
 
 DEFAULT: Names = {
     "embed": "model.embed_tokens",
@@ -156,7 +156,7 @@ def untied(decoder: Decoder) -> Decoder:
 # Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
 PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
-    "text_model.model.",
+    *("text_model.model.", "decoder.model."),
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
     *("esmc.", "lfm2.", "model.", ""),
 )
@@ -184,7 +184,7 @@ _BUFFERS = re.compile(
 )
 # Encoders of composite checkpoints and predictors of further tokens are no part of the decoder.
 _BESIDE = re.compile(
-    r"^norm\.(weight|bias)$|^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
+    r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
     r"|early_exit_gate\.|vit_large|patch_merge(r|_mlp)\.|pre_mm_projector_norm\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
@@ -228,6 +228,8 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
     """Whether a leftover tensor is no part of the decoder: buffers that old checkpoints saved,
     the copy of a tied head, scales, encoders, extra layers that predict further tokens."""
     if _BUFFERS.search(name) or _BESIDE.match(name) or SCALE_TENSORS.search(name):
+        return True
+    if re.match(str(decoder.names.get("beside", "$.")), name):
         return True
     if _MAKERS.match(name) or _TEXT_HEADS.search(name) or _is_shared_copy(name, decoder):
         return True

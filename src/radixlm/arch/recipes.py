@@ -300,3 +300,14 @@ class RankScaled(Record):
 
 # those that change the order of rows only, so that quantized rows may stay as they are
 ROW_ORDERS = (interleaved_middle, interleaved_rows)
+
+
+def unit_biases_of_up(tensor: Any, cat: Cat) -> Any:
+    """Of experts' [E, gate over up, in]: biases of gates, 0, over those of the other half, 1."""
+    gates = no_biases(tensor, cat)
+    return cat([gates[:, ::2], gates[:, ::2] + 1], 1)
+
+
+def no_biases(tensor: Any, cat: Cat) -> Any:
+    """Of experts' [E, out, in]: zeros [E, out]."""
+    return tensor[..., 0] * 0

@@ -185,6 +185,9 @@ class AttentionExtras(Record):
     # with this window; a gate of each head weighs what they give against the first run's keys
     later_window: int = 0
     is_causal: bool = False  # causal even where tokens of an image see one another in other layers
+    # each head's query and value are multiplied by sigmoid(rate * log(1 + position)) + 1 / 2 + tanh
+    # of a learned map of gelu(q, k and v of all heads); kv_heads = heads
+    scaled_by_token: bool = False
 
 
 class Attention(Record):

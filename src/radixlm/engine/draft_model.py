@@ -349,7 +349,7 @@ def _leaves(is_part: bool, name: str) -> bool:
     holds more."""
     heads = ("lm_head.weight", "lm_heads.0.weight")
     ends = ("t2d", "d2t", "token_map", "embed_tokens.weight", *heads)
-    is_unused = name.startswith("confidence_head.") or name == "verifier_norm.weight"
+    is_unused = "confidence_head." in name or name == "verifier_norm.weight"
     return is_part or is_unused or name.endswith(ends)
 
 

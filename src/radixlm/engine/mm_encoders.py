@@ -23,7 +23,7 @@ def encoder_cache(info: ModelInfo, device: torch.device) -> EncoderCache:
         encoder = TransformersEncoder(
             info.folder, device, torch.float32, spec.encoder == "class_forward"
         )
-        if spec.adds_to_embeddings:
+        if spec.adds_to_embeddings and not spec.custom:  # whose own rows are all there are
             encoder = BoundaryTokenEncoder(encoder, spec.tokens["image"])
     token = next(iter(spec.tokens.values())) if spec.uses_cross_attention else None
     return EncoderCache(encoder, cross_attention_token=token, needs_token_ids=spec.needs_token_ids)

@@ -50,6 +50,7 @@ def heads_of(spec: Attention, context: LayerContext) -> HeadCut:
         or extras.block_sparse is not None
         or extras.diff_lambda_init
         or extras.dynamic_mask_topk
+        or extras.scaled_by_token
         or (extras.out_norm is not None and not extras.out_norm_heads)
     )
     if is_joint or spec.qk_norm == "row" or not context.cuts_heads:

@@ -35,7 +35,7 @@ from radixlm.layers.gathered_attention import (
     causal_choice,
     chunk_choice,
 )
-from radixlm.layers.logn_scaling import logn_scales
+from radixlm.layers.logn_scaling import TokenScaling, logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import HeadCut
@@ -90,6 +90,8 @@ class ExtendedAttentionLayer(Module):
             self.sinks = cut.cut(Param((whole.heads,), "float32", Shard(0)))
         if self.extras.dynamic_mask_topk:
             self.values = DynamicMask(spec, self.extras.dynamic_mask_topk, context)
+        if self.extras.scaled_by_token:
+            self.scaling = TokenScaling(spec.heads, sum(self.rows), context)
         if self.extras.indexer is not None:
             kind = MeanBlockIndexer if self.extras.indexer.is_mean else BlockIndexerLayer
             self.index: BlockIndexerLayer = kind(spec, self.extras.indexer, dim, context)
@@ -188,7 +190,7 @@ class ExtendedAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         extras = self.extras
-        q, k, v, gate = self._heads(x_TD)
+        q, k, v, gate = self._heads(x_TD, batch.positions_T)
         cos_sin = angles[self.rope_index] if self.rope_index >= 0 else None
         raw = q.clone() if self._dual is not None else q
         # a layer that reads another's keys rotates an empty slice of q in their place
@@ -340,7 +342,9 @@ class ExtendedAttentionLayer(Module):
             at, per_head = self._gates_at, extras.gate == "head"
             program.gate(gates, out, heads, act, per_head=per_head, offset=at)
 
-    def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def _heads(
+        self, x_TD: Tensor, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """q [T, H, C], k [T, K, C], v [T, K, V] and the gate [T, H * C] of a doubled q."""
         spec, extras = self.spec, self.extras
         projected = self._project.run(x_TD)
@@ -362,6 +366,8 @@ class ExtendedAttentionLayer(Module):
         ):  # each half of the heads has its own values, then the other half's
             halves = v.chunk(2, 1)
             v = torch.cat([half.repeat(1, 2, 1) for half in halves], -1)
+        if extras.scaled_by_token:
+            q, v = self.scaling.run(projected, q, v, positions_T)
         if extras.v_norm is not None:
             v = self.v_norm.run(v.contiguous())
         if extras.clip_after_norm:

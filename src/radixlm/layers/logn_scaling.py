@@ -1,12 +1,16 @@
-"""Factors of queries by position: LogN scaling (``spec.LogNScaling``), and learned ones.
+"""Factors of queries by position: LogN scaling (``spec.LogNScaling``), and learned ones, also of
+values and by what the token is.
 
 Legend: T tokens, H heads, C channels.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import LogNScaling
+from radixlm.kernels.ops.activation import sigmoid
+from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.quant.param import Param
 
@@ -35,3 +39,26 @@ class LearnedLogScaling(Module):
         logs_T = torch.log1p(positions_T.float())
         factors_TH = self._scale_H * logs_T[:, None] + self._bias_H
         return q_THC * factors_TH[..., None].to(q_THC.dtype)
+
+
+class TokenScaling(Module):
+    """Factors of each head's query and value (``spec.AttentionExtras.scaled_by_token``)."""
+
+    def __init__(self, heads: int, width: int, context: LayerContext) -> None:
+        """``width``: of the joined projections of q, k and v."""
+        self.q, self.v = (context.plain_linear(width, heads) for _ in range(2))
+        self.rate = Param((heads,), "float32")
+
+    def finish(self) -> None:
+        self._rate_H = self.rate.take()
+
+    def run(
+        self, qkv_TN: Tensor, q_THC: Tensor, v_THC: Tensor, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and values times their factors."""
+        read = F.gelu(qkv_TN.float()).to(qkv_TN.dtype)
+        logs_T1 = torch.log1p(positions_T.float())[:, None]
+        by_place = sigmoid(self._rate_H * logs_T1) + 0.5
+        q_TH, v_TH = (torch.tanh(one.run(read).float()) + by_place for one in (self.q, self.v))
+        q, v = q_THC * q_TH[..., None], v_THC * v_TH[..., None]
+        return q.to(q_THC.dtype), v.to(v_THC.dtype)

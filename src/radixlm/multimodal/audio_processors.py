@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import Raw, flattened
+from radixlm.arch.media.layouts.midasheng import encoder_sizes
 from radixlm.arch.media.registry import row_of
 from radixlm.base.errors import CheckpointError
 from radixlm.multimodal.placeholders import check_parts, ids_of
@@ -201,24 +202,32 @@ class GraniteFeatureExtractor:
 
     def __call__(self, audio: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
         """[1, pairs of frames, 2 * bands] and how many rows a projector makes of them."""
-        around = self._size // 2
-        padded = np.pad(audio.astype(np.float64), around, mode="reflect")
-        frames = np.lib.stride_tricks.sliding_window_view(padded, self._size)[:: self._hop]
-        window = np.zeros(self._size)
-        first = (self._size - self._width) // 2
-        angles = 2 * np.pi * np.arange(self._width) / self._width
-        window[first : first + self._width] = 0.5 - 0.5 * np.cos(angles)
-        power = np.abs(np.fft.rfft(frames * window)) ** 2
+        power = _power(audio, self._size, self._hop, self._width)
         bands = np.log10(np.maximum(power @ self._filters, 1e-10))
         bands = np.maximum(bands, bands.max() - 8) / 4 + 1
         pairs = bands[: len(bands) // 2 * 2].reshape(1, -1, 2 * bands.shape[1])
         return pairs.astype(np.float32), -(-pairs.shape[1] // self.block) * self.rows
 
 
-def _triangles(bins: int, bands: int, rate: int) -> NDArray[np.float64]:
-    """[bins, bands]: triangles that are equally wide on the mel scale of HTK, not normed."""
-    top = 2595 * np.log10(1 + rate / 2 / 700)
-    edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
+def _power(audio: NDArray[np.float32], size: int, hop: int, width: int) -> NDArray[np.float64]:
+    """[frames, 1 + size / 2]: of frames of ``size`` samples, in whose middle a Hann window is
+    ``width`` wide. The first one is centred on the first sample."""
+    padded = np.pad(audio.astype(np.float64), size // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop]
+    window = np.zeros(size)
+    first = (size - width) // 2
+    angles = 2 * np.pi * np.arange(width) / width
+    window[first : first + width] = 0.5 - 0.5 * np.cos(angles)
+    return np.asarray(np.abs(np.fft.rfft(frames * window)) ** 2, np.float64)
+
+
+def _triangles(
+    bins: int, bands: int, rate: int, span: tuple[float, float] | None = None
+) -> NDArray[np.float64]:
+    """[bins, bands]: triangles that are equally wide on the mel scale of HTK, not normed. ``span``
+    of frequencies: all where it is None."""
+    low, high = (2595 * np.log10(1 + one / 700) for one in span or (0, rate / 2))
+    edges = 700 * (10 ** (np.linspace(low, high, bands + 2) / 2595) - 1)
     widths = np.diff(edges)
     distances = edges - np.linspace(0, rate // 2, bins)[:, None]
     rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
@@ -242,7 +251,53 @@ class GraniteAudioProcessor(AudioProcessor):
         return {"input_features": features}, num_placeholders
 
 
+class DashengFeatureExtractor:
+    """Mel bands in decibels, those of the last 120."""
+
+    def __init__(self, sizes: Raw) -> None:
+        """``sizes``: of the encoder (``arch/media/layouts/midasheng.py``)."""
+        self.sampling_rate = int(sizes["sample_rate"])
+        self._size, self._hop = int(sizes["n_fft"]), int(sizes["hop_length"])
+        self._width, span = int(sizes["win_length"]), (sizes["f_min"], sizes["f_max"])
+        bins, bands = self._size // 2 + 1, int(sizes["n_mels"])
+        self._filters = _triangles(bins, bands, self.sampling_rate, span)
+
+    def __call__(self, audio: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[1, bands, frames]."""
+        power = _power(audio, self._size, self._hop, self._width) @ self._filters
+        bands = 10 * np.log10(np.maximum(power, 1e-10))
+        return np.asarray(np.maximum(bands, bands.max() - 120).T[None], np.float32)
+
+
+class DashengAudioProcessor(AudioProcessor):
+    """Mel bands of a whole clip; so many patches of frames make one placeholder."""
+
+    audio_token = placeholder = "<|AUDIO|>"
+
+    def __init__(self, tokenizer: Any, feature_extractor: Any, frames: int) -> None:
+        """``frames`` make one placeholder."""
+        super().__init__(tokenizer, feature_extractor)
+        self._frames = frames
+
+    @classmethod
+    def load(cls, raw: Raw, folder: Path, transformers: Any, tokenizer: Any) -> AudioProcessor:
+        """See AudioProcessor."""
+        sizes = encoder_sizes(raw)
+        frames = sizes["patch_size"][1] * sizes["subsample_factor"]
+        return cls(tokenizer, DashengFeatureExtractor(sizes), frames)
+
+    def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
+        """``input_features`` [1, bands, frames], ``audio_lengths`` [1] in samples. ValueError for a
+        clip without a placeholder."""
+        bands = self.feature_extractor(audio)
+        count = bands.shape[-1] // self._frames
+        if not count:
+            raise ValueError(f"an audio clip of {len(audio)} samples is too short")
+        return {"input_features": bands, "audio_lengths": np.asarray([len(audio)])}, count
+
+
 PROCESSORS: dict[str, type[AudioProcessor]] = {
+    "dasheng": DashengAudioProcessor,
     "voxtral": VoxtralAudioProcessor,
     "whisper": WhisperAudioProcessor,
     "parakeet": ParakeetAudioProcessor,

@@ -18,93 +18,28 @@ from radixlm.arch.media.layouts.phi3 import encoder_sizes
 from radixlm.arch.media.layouts.vila import spatial_merge_size
 from radixlm.arch.media.registry import row_of
 from radixlm.base.errors import CheckpointError
-from radixlm.multimodal.placeholders import check_parts, ids_of
+from radixlm.multimodal.custom_processor import (
+    BICUBIC,
+    BILINEAR,
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    CustomProcessor,
+    Size,
+    best_tiles,
+    joined,
+    patches_of,
+)
+from radixlm.multimodal.kimi_processor import KimiProcessor, LocateAnythingProcessor
+from radixlm.multimodal.molmo_processor import MolmoProcessor
+from radixlm.multimodal.moondream_processor import MoondreamProcessor
+from radixlm.multimodal.ovis_processor import OvisProcessor
+from radixlm.multimodal.placeholders import check_parts
 
-Size = tuple[int, int]  # columns and rows, as Pillow has them
-_BILINEAR, _BICUBIC = 2, 3  # as Pillow counts
 _TRANSPOSED = 5
 _NUMBERED = re.compile(r"<\|image(?:_(\d+))?\|>")
-_CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
-_CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
-_HALF = [0.5, 0.5, 0.5]
 _IMAGENET_MEAN, _IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _GRID_HW = "image_grid_hw"
-
-
-def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float]) -> Any:
-    """float32 [rows * columns, 3, size, size] of an image in whole patches of ``size``."""
-    values = np.asarray(image.convert("RGB"), np.float32) / 255
-    values = ((values - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)).transpose(
-        2, 0, 1
-    )
-    rows, columns = image.height // size, image.width // size
-    cut = values.reshape(3, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
-    return np.ascontiguousarray(cut.reshape(rows * columns, 3, size, size))
-
-
-def best_tiles(image: Any, side: int, max_tiles: int) -> list[Any]:
-    """Squares of ``side`` in the grid whose shape is nearest to the image's; an image that is
-    larger than half of a grid takes the larger of equal shapes."""
-    grids = sorted(
-        ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1)),
-        key=lambda grid: grid[0] * grid[1],
-    )
-    best, smallest = (1, 1), math.inf
-    for grid in grids:
-        distance = abs(image.width / image.height - grid[0] / grid[1])
-        is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
-        if distance < smallest or (distance == smallest and is_large):
-            best, smallest = grid, distance
-    large = image.resize((side * best[0], side * best[1]), _BICUBIC)
-    corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
-    return [large.crop((x, y, x + side, y + side)) for x, y in corners]
-
-
-def joined(read: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """The arrays of all images, one behind the other."""
-    names = read[0] if read else ()
-    return {name: np.concatenate([one[name] for one in read]) for name in names}
-
-
-class CustomProcessor:
-    """The part of a Hugging Face processor's interface that ``MediaProcessor`` uses."""
-
-    image_token = ""  # stands for an image in a text
-    placeholder = ""  # the token in each of its positions
-
-    def __init__(self, tokenizer: Any, folder: Path) -> None:
-        """CheckpointError where the tokenizer lacks the placeholder."""
-        self.tokenizer = tokenizer
-        self.image_token_id = (
-            tokenizer.convert_tokens_to_ids(self.placeholder) if self.placeholder else None
-        )
-        is_unknown = self.image_token_id == tokenizer.unk_token_id
-        if self.image_token_id is None or (is_unknown and self.placeholder != tokenizer.unk_token):
-            raise CheckpointError(f"{folder}: its tokenizer has no token {self.placeholder!r}")
-
-    def __call__(
-        self,
-        text: list[str],
-        images: Sequence[Any] | None = None,
-        add_special_tokens: bool = True,
-        **ignored: Any,
-    ) -> dict[str, NDArray[Any]]:
-        """ValueError where text and images do not fit."""
-        parts = text[0].split(self.image_token)
-        images = list(images or ())
-        check_parts(parts, len(images), "images")
-        read = [self.read(image, len(images)) for image in images]
-        texts = [self.prompt_text(index, arrays) for index, arrays in enumerate(read)]
-        ids = ids_of(self.tokenizer, parts, texts, add_special_tokens)
-        return ids | joined(read)
-
-    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
-        """The arrays of one image."""
-        raise NotImplementedError
-
-    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """The text with placeholders for image number ``index``."""
-        raise NotImplementedError
 
 
 class MiniCpmProcessor(CustomProcessor):
@@ -124,8 +59,8 @@ class MiniCpmProcessor(CustomProcessor):
         self._side = int(config.get("scale_resolution") or 448)
         self._num_queries = int(raw.get("query_num") or options.get("image_feature_size") or 64)
         self._has_number = bool(config.get("use_image_id", True))
-        self._mean = options.get("norm_mean") or options.get("image_mean") or _HALF
-        self._std = options.get("norm_std") or options.get("image_std") or _HALF
+        self._mean = options.get("norm_mean") or options.get("image_mean") or HALF
+        self._std = options.get("norm_std") or options.get("image_std") or HALF
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``tgt_sizes`` of the slices; ``grid`` columns and rows of them."""
@@ -148,14 +83,14 @@ class MiniCpmProcessor(CustomProcessor):
 
     def _slices(self, image: Any) -> tuple[list[Any], Size]:
         grid = self._grid(image.size)
-        whole = image.resize(self._fit(image.size, grid is None), _BICUBIC)
+        whole = image.resize(self._fit(image.size, grid is None), BICUBIC)
         if grid is None:
             return [whole], (0, 0)
         columns, rows = grid
         width, height = (self._even(n, parts) for n, parts in zip(image.size, grid, strict=True))
         tile = self._fit((width / columns, height / rows), True)
         size = (tile[0] * columns, tile[1] * rows)
-        large = image.resize(size, _BICUBIC)
+        large = image.resize(size, BICUBIC)
         boxes = [
             (tile[0] * x, tile[1] * y, tile[0] * (x + 1), tile[1] * (y + 1))
             for y in range(rows)
@@ -189,62 +124,6 @@ class MiniCpmProcessor(CustomProcessor):
         return max(round(length / divisor) * divisor, divisor)
 
 
-class KimiProcessor(CustomProcessor):
-    """Images in their own size, in patches; a square of patches makes one placeholder."""
-
-    image_token = placeholder = "<|media_pad|>"
-
-    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
-        super().__init__(tokenizer, folder)
-        vision = raw["vision_config"]
-        self._patch = int(options.get("patch_size") or vision.get("patch_size") or 14)
-        merge = options.get("merge_kernel_size") or vision.get("merge_kernel_size") or (2, 2)
-        self._merge: Size = (int(merge[0]), int(merge[1]))
-        self._max_patches = int(options.get("in_token_limit") or 4096)
-        self._pads = bool(options.get("pad_input", False))
-        self._mean = options.get("image_mean") or _HALF
-        self._std = options.get("image_std") or _HALF
-
-    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
-        """``pixel_values`` and ``image_grid_thw``. ValueError for more than 511 patches a side."""
-        whole = self._even(self._small(image.convert("RGB")))
-        grid = [1, whole.height // self._patch, whole.width // self._patch]
-        if max(grid) >= 512:
-            raise ValueError("an image of more than 511 patches a side")
-        return {
-            "pixel_values": patches_of(whole, self._patch, self._mean, self._std),
-            "image_grid_thw": np.asarray([grid], np.int64),
-        }
-
-    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """A placeholder for each square of patches."""
-        num_patches = int(arrays["image_grid_thw"].prod())
-        return self.placeholder * (num_patches // (self._merge[0] * self._merge[1]))
-
-    def _small(self, image: Any) -> Any:
-        patches = (image.width // self._patch) * (image.height // self._patch)
-        if patches <= self._max_patches:
-            return image
-        scale = math.sqrt(self._max_patches / patches)
-        size = (int(image.width * scale), int(image.height * scale))
-        return image.resize(size, _BICUBIC)
-
-    def _even(self, image: Any) -> Any:
-        """Whole squares of patches: black at the right and below, or the middle of it."""
-        down, across = (self._patch * merge for merge in self._merge)
-        if self._pads:
-            width, height = (
-                math.ceil(n / unit) * unit
-                for n, unit in ((image.width, across), (image.height, down))
-            )
-            return image.crop((0, 0, width, height))
-        width, height = image.width // across * across, image.height // down * down
-        if not width or not height:
-            raise ValueError(f"an image smaller than {across} x {down} pixels")
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-        return image.crop((left, top, left + width, top + height))
-
-
 class DeepseekVl2Processor(CustomProcessor):
     """The whole image in a square and, of at most two images, tiles of the size that fits the
     image best; each padded with the mean."""
@@ -260,8 +139,8 @@ class DeepseekVl2Processor(CustomProcessor):
         self._patch = int(options.get("patch_size") or raw["vision_config"].get("patch_size") or 14)
         ratio = (raw.get("projector_config") or {}).get("downsample_ratio", 2)
         self._row = math.ceil(self._side // self._patch / int(ratio))
-        self._mean = options.get("image_mean") or _HALF
-        self._std = options.get("image_std") or _HALF
+        self._mean = options.get("image_mean") or HALF
+        self._std = options.get("image_std") or HALF
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` of the whole and of its tiles, ``images_spatial_crop`` columns and rows
@@ -302,7 +181,7 @@ class DeepseekVl2Processor(CustomProcessor):
         from PIL import ImageOps  # noqa: PLC0415  (an extra)
 
         color = tuple(int(share * 255) for share in self._mean)
-        return ImageOps.pad(image, size, method=_BICUBIC, color=color)
+        return ImageOps.pad(image, size, method=BICUBIC, color=color)
 
 
 class VilaProcessor(CustomProcessor):
@@ -321,8 +200,8 @@ class VilaProcessor(CustomProcessor):
         per_side = self._side // int(vision.get("patch_size") or 14)
         self._count = math.ceil(per_side / spatial_merge_size(raw)) ** 2
         self._max_tiles = int(options.get("max_tiles") or 12)
-        self._mean = options.get("image_mean") or _HALF
-        self._std = options.get("image_std") or _HALF
+        self._mean = options.get("image_mean") or HALF
+        self._std = options.get("image_std") or HALF
         self._newline = int(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
 
     def __call__(
@@ -342,7 +221,7 @@ class VilaProcessor(CustomProcessor):
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` of the tiles; ``is_only``: whether there is no other image."""
         image, side = image.convert("RGB"), self._side
-        square = image.resize((side, side), _BICUBIC)
+        square = image.resize((side, side), BICUBIC)
         tiles = best_tiles(image, side, self._max_tiles) if num_images == 1 else []
         parts = [*tiles, square] if len(tiles) != 1 else tiles
         cut = [patches_of(one, side, self._mean, self._std) for one in parts]
@@ -366,8 +245,8 @@ class Phi3Processor(CustomProcessor):
         self._side = int(encoder["image_size"])
         self._row = self._side // int(encoder["patch_size"])
         self._max_tiles = int(options.get("num_crops") or 1)
-        self._mean = options.get("image_mean") or _CLIP_MEAN
-        self._std = options.get("image_std") or _CLIP_STD
+        self._mean = options.get("image_mean") or CLIP_MEAN
+        self._std = options.get("image_std") or CLIP_STD
 
     def __call__(
         self,
@@ -416,7 +295,7 @@ class Phi3Processor(CustomProcessor):
             scale += 1
         width = scale * self._side
         height = int(width / ratio)
-        large = image.resize((width, height), _BILINEAR)
+        large = image.resize((width, height), BILINEAR)
         margin = -height % self._side
         padded = Image.new("RGB", (width, height + margin), "white")
         padded.paste(large, (0, margin // 2))
@@ -447,7 +326,7 @@ class NemotronProcessor(CustomProcessor):
         image, side = image.convert("RGB"), self._side
         tiles = best_tiles(image, side, self._max_tiles)
         if self._has_whole and len(tiles) != 1:
-            tiles.append(image.resize((side, side), _BICUBIC))
+            tiles.append(image.resize((side, side), BICUBIC))
         cut = [patches_of(one, self._patch, self._mean, self._std) for one in tiles]
         grids = np.full((len(tiles), 2), side // self._patch, np.int64)
         return {"pixel_values": np.concatenate(cut).reshape(-1, cut[0][0].size), _GRID_HW: grids}
@@ -459,10 +338,14 @@ class NemotronProcessor(CustomProcessor):
 
 PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "minicpm": MiniCpmProcessor,
+    "molmo": MolmoProcessor,
     "kimi": KimiProcessor,
+    "locate_anything": LocateAnythingProcessor,
     "deepseek": DeepseekVl2Processor,
     "vila": VilaProcessor,
     "nemotron": NemotronProcessor,
+    "moondream": MoondreamProcessor,
+    "ovis": OvisProcessor,
     "phi3": Phi3Processor,
 }
 

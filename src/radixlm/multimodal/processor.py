@@ -475,14 +475,18 @@ def _reason(error: Exception) -> str:
 def _with_bidirectional_spans(
     media: tuple[Media, ...], num_tokens: int, rule: str
 ) -> tuple[Media, ...]:
-    """``rule``: "image": each image is bidirectional; "prompt": the whole prompt is, which the
-    first media says."""
+    """``rule``: "image": each image is bidirectional; "start": the first one is with all that
+    stands before it; "prompt": the whole prompt is, which the first media says."""
     replace = msgspec.structs.replace
     if rule == "image":
         return tuple(
             one if one.kind == "audio" else replace(one, bidirectional_spans=one.spans)
             for one in media
         )
+    if rule == "start" and media:
+        runs = ((0, sum(media[0].spans[-1])),)
+        first = replace(media[0], bidirectional_spans=runs, affects_earlier_tokens=True)
+        return (first, *media[1:])
     if rule == "prompt" and media:
         whole = ((0, num_tokens),)
         first = replace(media[0], bidirectional_spans=whole, spans_ignore_window=True)

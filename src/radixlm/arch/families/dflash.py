@@ -9,7 +9,8 @@ from radixlm.arch.draft import Draft, MaskedBlock
 from radixlm.arch.families import builders as b
 from radixlm.arch.families.deepseek_v4 import deepseek_v4
 from radixlm.arch.families.drafts import moved, v4_names
-from radixlm.arch.names import AnyOf
+from radixlm.arch.families.sparse_attention import minimax_m3_parts
+from radixlm.arch.names import AnyOf, Name
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder
 from radixlm.base.record import replace
 
@@ -20,6 +21,7 @@ _MARKOV = {
     "joint": "joint_proj",
 }
 
+_MINIMAX = "language_model.model.dspark."
 
 _DFLASH2 = {
     "conv_kernel_size": "conv_taps",
@@ -83,11 +85,7 @@ def _markov_block(c: Config) -> MaskedBlock:
 def deepseek_v4_dspark(c: Config) -> Draft:
     """Window layers on several residual streams, all of which read the means of the target's. They
     are in the model's checkpoint, and so is what describes them."""
-    own = {key: c.get("dspark_" + key) for key in ("markov_rank", "markov_head_type", "block_size")}
-    own |= {"mask_token_id": c.get("dspark_noise_token_id")}
-    own |= {"target_layer_ids": c.get("dspark_target_layer_ids")}
-    given = {key: value for key, value in own.items() if value is not None}
-    c = c.replace(dspark_config=_own(c) | given)
+    c = _with_keys(c)
     taps = _tapped(c)
     count = len(taps)
     kinds = {"layer_types": ["sliding_attention"] * count, "mlp_layer_types": ["moe"] * count}
@@ -100,6 +98,42 @@ def deepseek_v4_dspark(c: Config) -> Draft:
     module = replace(decoder, names=names, tied=False)
     return Draft(module, is_projected=False, hidden_norm=b.rms(c), taps=count, tap_layers=taps,
                  block=_markov_block(c))  # fmt: skip
+
+
+def minimax_dspark(c: Config) -> Draft:
+    """The dense layers of MiniMax M3. In windows too the tokens of a block see each other."""
+    c.refuse("use_gemma_norm", True)
+    c.refuse("dspark_hybrid_context_fusion", False)
+    inner = c.get("dense_intermediate_size") or c.get("dspark_ffn_hidden_size")
+    sees_both = c.get("sliding_window_non_causal", True)
+    share = {"partial_rotary_factor": c.get("rotary_dim", b.head_dim(c)) / b.head_dim(c)}
+    c = _with_keys(c).replace(
+        rope_parameters=share | c.rope_parameters,
+        dense_intermediate_size=inner,
+        swiglu_limit=c.get("swiglu_limit", 7.0),
+        sliding_window_non_causal=sees_both,
+    )
+    if any(c.get("moe_layer_freq", ())) or c.get("sparse_attention_config"):
+        raise c.error("moe_layer_freq", "or 'sparse_attention_config' is not supported in a head")
+    mixer, ffn, norm = minimax_m3_parts(c)
+    decoder, at = b.build_decoder(c, lambda i: _seen(c, i, mixer), ffn, norm), _MINIMAX
+    own: dict[str, Name] = {"norm": at + "final_norm", "draft_taps": at + "fc"}
+    own["draft_hidden_norm"] = at + "hidden_norm"
+    names = moved(decoder, at + "layers.{i}.decoder_layer.", **own)
+    names |= {f"draft.markov.{role}": f"{at}markov_head.{name}" for role, name in _MARKOV.items()}
+    taps = _tapped(c)
+    module = replace(decoder, names=names, tied=False)
+    return Draft(module, is_projected=False, hidden_norm=norm, taps=len(taps), tap_layers=taps,
+                 block=_markov_block(c))  # fmt: skip
+
+
+def _with_keys(c: Config) -> Config:
+    """What keys of the whole config say where the layers' own object does not."""
+    own = {key: c.get("dspark_" + key) for key in ("markov_rank", "markov_head_type", "block_size")}
+    own |= {"mask_token_id": c.get("dspark_noise_token_id")}
+    own |= {"target_layer_ids": c.get("dspark_target_layer_ids")}
+    given = {key: value for key, value in own.items() if value is not None}
+    return c.replace(dspark_config=_own(c) | given)
 
 
 def laguna_dflash(c: Config) -> Draft:

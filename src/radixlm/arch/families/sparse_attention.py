@@ -262,12 +262,8 @@ _M3: Names = {
 
 def minimax_m3(c: Config) -> spec.Decoder:
     """Layers that read the blocks that an indexer chooses."""
-    c.refuse("hidden_act", "silu", "swigluoai")
-    c.refuse("swiglu_alpha", 1.702)
-    c, limit = _m3_keys(c), limit_of(c)
-    position = b.rope(c, b.head_dim(c), partial=True)
-    norm = b.rms(c, offset=1.0)
-    plain_one = b.attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
+    c = _m3_keys(c)
+    plain_one, dense, norm = minimax_m3_parts(c)
     index = spec.BlockIndexer(
         c.index_n_heads,
         c.index_head_dim,
@@ -285,10 +281,9 @@ def minimax_m3(c: Config) -> spec.Decoder:
         correction=True,
         renorm=True,
         scale=c.routed_scaling_factor,
-        shared=spec.Mlp(c.shared_intermediate_size, "swiglu_oai", limit=limit),
-        limit=limit,
+        shared=replace(dense, inner=c.shared_intermediate_size),
+        limit=dense.limit,
     )
-    dense = spec.Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit)
     kinds, ffns = c.layer_types, c.mlp_layer_types
     return b.build_decoder(
         c,
@@ -297,6 +292,15 @@ def minimax_m3(c: Config) -> spec.Decoder:
         norm,
         names=_M3,
     )
+
+
+def minimax_m3_parts(c: Config) -> tuple[spec.Attention, spec.Mlp, spec.Norm]:
+    """Attention to all tokens, the feed-forward without experts, and the norm."""
+    c.refuse("hidden_act", "silu", "swigluoai")
+    c.refuse("swiglu_alpha", 1.702)
+    norm, position = b.rms(c, offset=1.0), b.rope(c, b.head_dim(c), partial=True)
+    mixer = b.attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
+    return mixer, spec.Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit_of(c)), norm
 
 
 def _m3_keys(c: Config) -> Config:

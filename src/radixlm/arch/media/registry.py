@@ -16,6 +16,15 @@ _QWEN2 = MultimodalSpec(mrope=(16, 24, 24))
 _QWEN3 = MultimodalSpec(mrope=(24, 20, 20), mrope_is_interleaved=True)
 _QWEN3_5 = MultimodalSpec(mrope=(11, 11, 10), mrope_is_interleaved=True)
 _GLM = MultimodalSpec(mrope=(8, 12, 12))
+_MOONDREAM = MultimodalSpec(
+    text="moondream:moondream",
+    video="none",
+    single_image=True,
+    bidirectional="start",
+    custom="moondream",
+    layout="moondream:LAYOUT",
+)
+_OVIS = MultimodalSpec(video="none", custom="ovis", layout="ovis:LAYOUT")
 _OWN_HEAD = "media.composite:own_head"
 _BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
 _GRANITE_SPEECH = MultimodalSpec(
@@ -90,6 +99,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
+    "HfMoondream": _MOONDREAM,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
     "HYV4VLForConditionalGeneration": MultimodalSpec(
         text="media.composite:hy_v4_vl", has_row_ends=True
@@ -112,6 +122,12 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         video="none",
         custom="vila",
         layout="vila:LAYOUT",
+    ),
+    "KeyeForConditionalGeneration": replace(
+        _QWEN2, text_model_type="keye:text_model_type", video="none", layout="keye:KEYE"
+    ),
+    "KeyeVL1_5ForConditionalGeneration": replace(
+        _QWEN2, text_model_type="keye:text_model_type", video="none", layout="keye:KEYE_1_5"
     ),
     "Kimi_K25ForConditionalGeneration": PLAIN,
     "KimiK25ForConditionalGeneration": PLAIN,
@@ -146,6 +162,16 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         video="processor",
         layout="llava:LLAVA_VIDEO",
     ),
+    "LocateAnythingForConditionalGeneration": MultimodalSpec(
+        video="none", custom="locate_anything", layout="kimi:LOCATE_ANYTHING"
+    ),
+    "MiDashengLMModel": MultimodalSpec(
+        video="none",
+        custom="dasheng",
+        layout="midasheng:LAYOUT",
+        audio_processor="dasheng",
+        instruction="Transcribe the audio into text.",
+    ),
     "MiniCPMO": MultimodalSpec(
         text_model_type="minicpm:text_model_type", custom="minicpm", layout="minicpm:LAYOUT"
     ),
@@ -169,6 +195,15 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         adds_to_embeddings=True,
         needs_token_ids=True,
     ),
+    "MolmoForCausalLM": MultimodalSpec(
+        text="molmo:molmo",
+        video="none",
+        adds_to_embeddings=True,
+        needs_token_ids=True,
+        custom="molmo",
+        layout="molmo:LAYOUT",
+    ),
+    "Moondream3ForCausalLM": _MOONDREAM,
     "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
     "MuseGlimmerForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseGlimmerForCausalLM"
@@ -194,6 +229,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "NVILALiteForConditionalGeneration": MultimodalSpec(
         video="none", custom="vila", layout="vila:LAYOUT"
     ),
+    "Ovis2_5": _OVIS,
+    "Ovis2_6_MoeForCausalLM": _OVIS,
+    "Ovis2_6ForCausalLM": _OVIS,
     "Ovis2ForConditionalGeneration": MultimodalSpec(encoder="class_forward"),
     "PaddleOCRVLForConditionalGeneration": _QWEN2,
     "PaliGemmaForConditionalGeneration": MultimodalSpec(
@@ -300,6 +338,12 @@ def layout_of(row: MultimodalSpec | None) -> CheckpointLayout | None:
         return None
     layout: CheckpointLayout = load(f"radixlm.arch.media.layouts.{row.layout}")
     return layout
+
+
+def encoder_names(architecture: str) -> str:
+    """Pattern of the tensors that a layout's rules give to encoders; "" where there are none."""
+    layout = layout_of(MULTIMODAL.get(architecture))
+    return "|".join(pattern for pattern, _ in layout.names) if layout is not None else ""
 
 
 def text_model_type(architecture: str, raw: Raw) -> str:

@@ -11,7 +11,7 @@ Modality = Literal["image", "video", "audio"]
 MODALITIES: tuple[Modality, ...] = ("image", "video", "audio")
 Video = Literal["token", "processor", "images", "none"]
 Encoder = Literal["features", "class_forward", "cross_attention", "encoder_decoder", "embedding"]
-Bidirectional = Literal["", "image", "prompt"]
+Bidirectional = Literal["", "image", "start", "prompt"]
 Transcriber = Literal["instruct", "tokens", "marked", "tagged"]
 
 
@@ -52,7 +52,8 @@ class MultimodalSpec(Record):
     single_image: bool = False
     # the processor puts the image's placeholders before the text
     image_first: bool = False
-    # tokens that attend to later ones too: those of each image, or the whole prompt
+    # tokens that attend to later ones too: those of each image, those of the only image and of what
+    # stands before it, or the whole prompt
     bidirectional: Bidirectional = ""
     # sections of M-RoPE where config.json has none
     mrope: tuple[int, ...] = ()

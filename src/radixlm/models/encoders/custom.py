@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
+from radixlm.models.encoders.dasheng import Dasheng
+from radixlm.models.encoders.kimi import Kimi, LocateAnything
 from radixlm.models.encoders.layout_weights import fill
+from radixlm.models.encoders.molmo import Molmo
+from radixlm.models.encoders.moondream import Moondream
+from radixlm.models.encoders.ovis import Ovis
+from radixlm.models.encoders.patch_rope import rotated, square_places, turns
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
 _HEAD_DIM = 128  # of MiniCPM-V's resampler
@@ -139,42 +145,6 @@ class MiniCpm(nn.Module):
             for patches, size in zip(slices, sizes, strict=True)
         ]
         return torch.cat(parts)
-
-
-# ---- Kimi-VL -----------------------------------------------------------------------------------
-
-
-class Kimi(nn.Module):
-    """MoonViT as in Kimi K2.5, which rotates the halves of a head; the published weights are for
-    interleaved RoPE, so the rows of queries and keys are permuted as they load."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        from transformers.models.kimi_k25 import modeling_kimi_k25 as hf  # noqa: PLC0415 (2 s)
-
-        whole = hf.Kimi_K25Config(
-            vision_config=config["vision_config"],
-            text_config={"model_type": "llama", "hidden_size": config["hidden_size"]},
-            projection_hidden_size=config["projection_hidden_size"],
-        )
-        whole.vision_config._attn_implementation = "sdpa"
-        self.vision_tower = hf.Kimi_K25VisionModel(whole.vision_config)
-        self.mm_projector = hf.Kimi_K25MultimodalProjection(whole)
-        self._num_heads = whole.vision_config.num_attention_heads
-
-    def _load_from_state_dict(self, state: dict[str, Tensor], *args: Any) -> None:
-        """Called before the same method of the submodules."""
-        for name, rows in state.items():
-            if ".attn.q_proj." in name or ".attn.k_proj." in name:
-                heads = rows.reshape(self._num_heads, -1, 2, *rows.shape[1:])
-                state[name] = heads.transpose(1, 2).reshape(rows.shape)
-        super()._load_from_state_dict(state, *args)
-
-    def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
-        """[patches of all images, 3, P, P], int64 [images, 3] -> [N, D]."""
-        encoded = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
-        rows: Tensor = self.mm_projector(encoded.pooler_output).squeeze(1)
-        return rows
 
 
 # ---- DeepSeek-VL2 ------------------------------------------------------------------------------
@@ -367,13 +337,6 @@ class Phi3(nn.Module):
 # ---- dots.ocr ----------------------------------------------------------------------------------
 
 
-def square_places(rows: int, columns: int, merge: int) -> Tensor:
-    """int64 [rows * columns, 2]: row and column of each patch, square by square of ``merge``."""
-    grid = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2)
-    return squares.reshape(-1, 2)
-
-
 class _DotsBlock(nn.Module):
     """Attention of all patches of an image, then SwiGLU."""
 
@@ -391,8 +354,7 @@ class _DotsBlock(nn.Module):
         """[N, C] of one image; cos and sin [N, channels of a head]."""
         qkv = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self._heads, -1))
         q, k, v = qkv.permute(1, 2, 0, 3)
-        q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin
-                for t in (q, k))  # fmt: skip
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         read = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
         x = x + self.attn["proj"](read.transpose(0, 1).flatten(1))
         h = self.norm2(x)
@@ -423,10 +385,7 @@ class _DotsEncoder(nn.Module):
         embed: Any = self.patch_embed["patchifier"]
         pixels = patches.reshape(-1, *self._shape)[:, :, 0]
         x = embed["norm"](embed["proj"](pixels).flatten(1))
-        speeds = _SLOWEST ** -(torch.arange(0, self._half, 2, device=x.device) / self._half)
-        places = square_places(rows, columns, self._merge).to(x.device)
-        angles = (places[..., None] * speeds).flatten(1).repeat(1, 2)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = turns(square_places(rows, columns, self._merge), self._half, x)
         for block in self.blocks:
             x = block(x, cos, sin)
         normed = self.merger["ln_q"](self.post_trunk_norm(x))
@@ -452,10 +411,15 @@ class Dots(nn.Module):
 
 
 _MODULES: dict[str, Any] = {
+    "dasheng": Dasheng,
     "dots": Dots,
     "minicpm": MiniCpm,
+    "molmo": Molmo,
     "kimi": Kimi,
+    "locate_anything": LocateAnything,
     "deepseek": Deepseek,
     "vila": Vila,
+    "moondream": Moondream,
+    "ovis": Ovis,
     "phi3": Phi3,
 }

@@ -64,8 +64,9 @@ def _dequantized_encoders(folder: Path) -> dict[str, Tensor] | None:
     return {name: source.read(name).clone() for name in names}
 
 
-def _add_norms(projector: Any, dtype: torch.dtype) -> None:
+def _add_norms(model: Any, dtype: torch.dtype) -> None:
     """A norm behind each of the two linear layers of LLaVA's projector, as Yi-VL has them."""
+    projector = model.multi_modal_projector
     first, second = projector.linear_1, projector.linear_2
     projector.act = nn.Sequential(nn.LayerNorm(first.out_features, dtype=dtype), projector.act)
     projector.linear_2 = nn.Sequential(second, nn.LayerNorm(second.out_features, dtype=dtype))
@@ -75,6 +76,21 @@ def _add_output_norm(model: Any, dtype: torch.dtype) -> None:
     """A norm behind Qwen2-VL's encoder, as Sarashina2-Vision has it."""
     norm = nn.LayerNorm(model.config.text_config.hidden_size, dtype=dtype)
     model.visual.merger = nn.Sequential(model.visual.merger, norm)
+
+
+def _move_norm(model: Any, dtype: torch.dtype) -> None:
+    """The norm of PaddleOCR-VL's projector behind the merging of patches, as in Keye-VL 1.5."""
+    projector = model.projector
+    norm = nn.LayerNorm(projector.linear_1.in_features, dtype=dtype)
+    projector.pre_norm, projector.linear_1 = nn.Identity(), nn.Sequential(norm, projector.linear_1)
+
+
+# key of a layout's config -> what it changes of the class's model
+_CHANGES = {
+    "has_projector_norms": _add_norms,
+    "has_output_norm": _add_output_norm,
+    "has_merged_norm": _move_norm,
+}
 
 
 def _has_vision_encoder(names: Iterable[str]) -> bool:
@@ -90,10 +106,9 @@ def fill(
 ) -> dict[str, list[Any]]:
     """Load the encoders' tensors into ``model``, first those of the folder ``extra``. Returns
     missing keys and those of a wrong shape, as transformers reports them."""
-    if getattr(getattr(model, "config", None), "has_projector_norms", False):
-        _add_norms(model.multi_modal_projector, dtype)
-    if getattr(getattr(model, "config", None), "has_output_norm", False):
-        _add_output_norm(model, dtype)
+    for key, change in _CHANGES.items():
+        if getattr(getattr(model, "config", None), key, False):
+            change(model, dtype)
     loaded = dict[str, Tensor]()
     parameters = model.state_dict()
     for place in (extra, folder) if extra is not None else (folder,):

@@ -1,24 +1,32 @@
-"""Kimi-VL; its encoder is ``models/encoders/custom.py``'s."""
+"""Kimi-VL and LocateAnything; their encoders are ``models/encoders/kimi.py``'s."""
 
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw
 from radixlm.arch.media.layout import CheckpointLayout, Rules
 
-_BLOCK, _LAYER = r"vision_tower\.encoder\.blocks\.(\d+)\.", r"vision_tower.layers.\1."
+
+def _tower(name: str) -> Rules:
+    """MoonViT's tensors under ``name``."""
+    block, layer = name + r"\.encoder\.blocks\.(\d+)\.", r"vision_tower.layers.\1."
+    return (
+        (
+            name + r"\.patch_embed\.pos_emb\.weight",
+            "vision_tower.patch_embed.pos_emb.position_embeddings",
+        ),
+        (name + r"\.patch_embed\.", "vision_tower.patch_embed."),
+        (name + r"\.encoder\.final_layernorm\.", "vision_tower.final_layernorm."),
+        (block + "norm0", layer + "norm1"),
+        (block + "norm1", layer + "norm2"),
+        (block + r"mlp\.fc0", layer + "mlp.fc1"),
+        (block + r"mlp\.fc1", layer + "mlp.fc2"),
+        (block + "wqkv", layer + "attn.[q|k|v]_proj"),
+        (block + "wo", layer + "attn.proj"),
+    )
+
+
 _NAMES: Rules = (
-    (
-        r"vision_tower\.patch_embed\.pos_emb\.weight",
-        "vision_tower.patch_embed.pos_emb.position_embeddings",
-    ),
-    (r"vision_tower\.patch_embed\.", "vision_tower.patch_embed."),
-    (r"vision_tower\.encoder\.final_layernorm\.", "vision_tower.final_layernorm."),
-    (_BLOCK + "norm0", _LAYER + "norm1"),
-    (_BLOCK + "norm1", _LAYER + "norm2"),
-    (_BLOCK + r"mlp\.fc0", _LAYER + "mlp.fc1"),
-    (_BLOCK + r"mlp\.fc1", _LAYER + "mlp.fc2"),
-    (_BLOCK + "wqkv", _LAYER + "attn.[q|k|v]_proj"),
-    (_BLOCK + "wo", _LAYER + "attn.proj"),
+    *_tower("vision_tower"),
     (r"multi_modal_projector\.pre_norm", "mm_projector.pre_norm"),
     (r"multi_modal_projector\.linear_1", "mm_projector.in_proj"),
     (r"multi_modal_projector\.linear_2", "mm_projector.out_proj"),
@@ -43,3 +51,4 @@ def _config(raw: Raw) -> dict[str, Any]:
 
 
 LAYOUT = CheckpointLayout(_config, _NAMES)
+LOCATE_ANYTHING = CheckpointLayout(_config, (*_tower("vision_model"), (r"mlp1\.", "mm_projector.")))
