@@ -80,7 +80,7 @@ def test_mapped_flags(words: list[str], name: str, value: object) -> None:
         ["--attn-cp-size", "1"],
         ["--kv-canary", "none"],
         ["--model-config-parser", "hf"],
-        ["--no-enable-http2"],
+        ["--no-enable-watermark"],
         ["--grpc-port", "None"],
         ["--msprobe-dump-config=none"],
         ["--dllm-fdfo"],
