@@ -29,3 +29,10 @@ def test_a_child_ends_with_its_parent_however_early(how: str) -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         getattr(parent, how)()  # its standard input, shared with this process, stays open
         assert psutil.wait_procs([child], timeout=30)[1] == []
+
+
+def test_an_engine_without_standard_output_ends_in_order() -> None:
+    """Its server was started with `>&-`, and ended before it sent a configuration."""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "radixlm.engine.worker"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,3 +57,29 @@ def test_only_folders_of_dead_servers_are_removed(
     remove()
     remove()
     assert not alive.path.exists()
+
+
+def test_a_socket_that_a_cleaner_has_deleted_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the next engine connects, after systemd-tmpfiles or `rm -rf /tmp/*`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = RunFolder()
+    address, later = (f"ipc://{folder.path}/{name}" for name in ("intake0", "intake1"))
+    num_open = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address.removeprefix("ipc://"))
+        server.listen()
+        for _ in range(3):
+            folder.hold([address, later])
+        assert folder.reachable(address) == address
+        shutil.rmtree(folder.path)
+        folder.hold([address, later])
+        assert folder.reachable(later) == later
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(folder.reachable(address).removeprefix("ipc://"))
+            server.accept()[0].close()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
+    assert len(os.listdir("/proc/self/fd")) == num_open - 1  # its lock
+    assert not folder.path.exists()

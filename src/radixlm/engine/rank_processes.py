@@ -81,7 +81,8 @@ class RankProcesses:
             os.setpgid(0, 0)
             code = self._run(startup)
             logging.shutdown()
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was closed before the start
+                sys.stdout.flush()
         except BaseException:
             traceback.print_exc()
         finally:

@@ -9,11 +9,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from radixlm.base.private_files import LOCK_FILE, make_locked_folder
 
 PREFIX = "radixlm-"
+IPC = "ipc://"
 
 
 class RunFolder:
@@ -21,9 +23,36 @@ class RunFolder:
 
     def __init__(self) -> None:
         self.path, self._lock = make_locked_folder(PREFIX)
+        self._held: dict[str, int] = {}
+
+    def hold(self, addresses: Iterable[str]) -> None:
+        """Remember the sockets of these addresses, as far as they exist by now (Linux only). If a
+        cleaner of temporary files has deleted the folder, make it again: processes that are
+        replaced write to it."""
+        with contextlib.suppress(OSError):
+            self.path.mkdir(mode=0o700)
+        if not hasattr(os, "O_PATH"):
+            return
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                fresh = os.open(address.removeprefix(IPC), os.O_PATH | os.O_NOFOLLOW)
+                self._let_go(address)  # its process may have been replaced
+                self._held[address] = fresh
+
+    def reachable(self, address: str) -> str:
+        """An address at which others reach the same socket, also where a cleaner has deleted it."""
+        if address not in self._held or Path(address.removeprefix(IPC)).exists():
+            return address
+        return f"{IPC}/proc/{os.getpid()}/fd/{self._held[address]}"
+
+    def _let_go(self, address: str) -> None:
+        if (held := self._held.pop(address, None)) is not None:
+            os.close(held)
 
     def remove(self) -> None:
         """Delete the folder; calling it twice is fine."""
+        for address in list(self._held):
+            self._let_go(address)
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)

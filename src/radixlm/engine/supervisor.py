@@ -24,7 +24,7 @@ from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
 from radixlm.engine.rank_processes import REFUSED, topology_of
 from radixlm.engine.restart_reserve import RestartReserve
-from radixlm.engine.run_folder import RunFolder
+from radixlm.engine.run_folder import IPC, RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class EngineSupervisor:
         self.weights: Callable[[], dict[str, Any] | None] = _as_at_the_start
         self._run_folder = RunFolder()
         self.folder = self._run_folder.path
-        self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
+        self.addresses = [f"{IPC}{self.folder}/intake{i}" for i in range(num_intakes)]
         self.inflight_log_path = self.folder / INFLIGHT_LOG
         self._told_suspect: str | None = None  # where that file cannot be deleted
         self.process: EngineProcess | None = None
@@ -155,7 +155,7 @@ class EngineSupervisor:
             "boot": self.num_restarts,
             "memory": self._kept.paths,
             "weights": self.weights(),
-            "addresses": self.addresses,
+            "addresses": [self._run_folder.reachable(one) for one in self.addresses],
             "prefault_bytes": prefault_bytes(self.config, self.checkpoint)
             // self.config.parallel.world_size
             if self.checkpoint
@@ -207,6 +207,7 @@ class EngineSupervisor:
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=CHECK_S)
             self._reserve.fill()
+            self._run_folder.hold(self.addresses)
             beat_s, now_s = listener.beat_s(), time.monotonic()
             if beat_s and not has_loaded:
                 has_loaded = self._has_served = self._has_beaten = True

@@ -232,6 +232,7 @@ def run_rank(startup: dict[str, Any], early: StartupReader | None = None) -> int
 if __name__ == "__main__":
     code = main(early)
     logging.shutdown()
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it was closed before the start
+        sys.stdout.flush()
     # skips torch's teardown, which takes a while; nothing is left to save
     os._exit(code)
