@@ -166,6 +166,23 @@ def test_every_page_size_has_the_fast_attention(page_size: int) -> None:
     assert config.execute.attention_backend == "cpu"
 
 
+@pytest.mark.parametrize(("has_kernels", "is_told"), [(True, True), (False, False)])
+def test_slow_attention_is_told_where_there_is_a_fast_one(
+    has_kernels: bool,
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolving, "find_spec", lambda name: object() if has_kernels else None)
+    with caplog.at_level(logging.INFO, "radixlm"):
+        settle(attention_backend="torch_native")
+    assert ("without the flag attention takes a tenth" in caplog.text) == is_told
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "radixlm"):
+        settle()
+    assert "a tenth" not in caplog.text
+
+
 def test_context_length_comes_from_the_model() -> None:
     facts = replace(CPU, model={"context_len": 100})
     assert settle(facts).model.context_length == 100
