@@ -79,6 +79,11 @@ def test_a_socket_that_a_cleaner_has_deleted_is_reached(
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(folder.reachable(address).removeprefix("ipc://"))
             server.accept()[0].close()
+        Path(address.removeprefix("ipc://")).touch()
+        assert folder.reachable(address) == address
+        with monkeypatch.context() as other:
+            other.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the folder is another user's
+            assert folder.reachable(address).startswith("ipc:///proc/")
     assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.remove()
     assert len(os.listdir("/proc/self/fd")) == num_open - 1  # its lock

@@ -40,10 +40,17 @@ class RunFolder:
                 self._held[address] = fresh
 
     def reachable(self, address: str) -> str:
-        """An address at which others reach the same socket, also where a cleaner has deleted it."""
-        if address not in self._held or Path(address.removeprefix(IPC)).exists():
+        """An address at which others reach the same socket, also where a cleaner has deleted it and
+        another user has made the folder again."""
+        is_there = self._is_own() and Path(address.removeprefix(IPC)).exists()
+        if address not in self._held or is_there:
             return address
         return f"{IPC}/proc/{os.getpid()}/fd/{self._held[address]}"
+
+    def _is_own(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os.lstat(self.path).st_uid == os.geteuid()
+        return False
 
     def _let_go(self, address: str) -> None:
         if (held := self._held.pop(address, None)) is not None:
