@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -181,6 +182,7 @@ def test_blocks_in_any_order_find_their_weights() -> None:
 
 def test_on_a_cpu_groups_change_nothing_and_say_so() -> None:
     config = ServerConfig.from_kwargs(offload_group_size=2)
+    config = replace(config, given=frozenset({"offload_group_size"}))
     (note,) = no_effect_notes(config, "cpu")
     assert note.startswith("--offload-group-size has no effect: it is for cuda")
     config = ServerConfig.from_kwargs(cpu_offload_gb=1)  # there of the packed file
