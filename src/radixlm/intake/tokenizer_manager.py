@@ -51,6 +51,7 @@ from radixlm.wire.replies import (
     TokenDelta,
 )
 from radixlm.wire.requests import (
+    ABORTED,
     AbortRequest,
     StreamingWindow,
     pack_ids,
@@ -249,11 +250,11 @@ class TokenizerManager(LiveRequests):
         for rid in ended:
             self._ended.pop(rid, None)
 
-    def abort(self, rid: str, message: str = "aborted by request") -> int:
+    def abort(self, rid: str, message: str = ABORTED) -> int:
         """End the client's request ``rid`` (and its samples); the number of sequences ended."""
         return self._abort([r for r in self._seen() if _is_of(r, rid)], message)
 
-    def abort_all(self, message: str = "aborted by request") -> int:
+    def abort_all(self, message: str = ABORTED) -> int:
         """End all requests of the client, in other HTTP processes too; an administrator's are all
         requests. The number of sequences of this process."""
         owner, rids = None if identity().is_admin else identity().owner, self._seen()

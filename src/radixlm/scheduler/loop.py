@@ -384,7 +384,7 @@ class Scheduler:
         for rid in rids:
             request = self.committer.requests.get(rid)
             if request is not None and message.owner in (None, request.wire.owner):
-                finish = Finish("abort", message=message.text(request in self.queue))
+                finish = Finish("abort", message=message.text(request.is_waiting))
                 self.end_request(request, finish, message.quiet)
 
     def retry_after_s(self) -> float:

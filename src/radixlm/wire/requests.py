@@ -12,6 +12,7 @@ from radixlm.wire.media import Media
 from radixlm.wire.sampling_params import SamplingParams
 from radixlm.wire.transfer import Hint
 
+ABORTED = "aborted by request"  # what a client is told, unless whoever aborts says more
 THINKING_BUDGET = "thinking_budget"  # the logit processor that bounds reasoning
 
 
@@ -188,14 +189,13 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
     rids: tuple[str, ...] = ()
     all: bool = False
     quiet: bool = False
-    message: str = "aborted by request"
+    message: str = ABORTED
     owner: str | None = None
 
     def text(self, waits: bool) -> str:
-        """What a client is told; unless it gave the message, a request that ``waits`` is told so in
-        SGLang's words."""
-        is_own = self.message != "aborted by request"
-        return "Abort in waiting queue" if waits and not is_own else self.message
+        """What a client is told: the message, or if there is none and the request ``waits``, that
+        in SGLang's words."""
+        return "Abort in waiting queue" if waits and self.message == ABORTED else self.message
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):

@@ -232,9 +232,6 @@ class Http2(asyncio.Protocol):
         self.write()
         self.transport.close()
 
-    def eof_received(self) -> None:
-        pass  # the transport closes
-
     def pause_writing(self) -> None:
         self._unread_since_s = time.monotonic()
         self.can_write.clear()

@@ -36,7 +36,7 @@ from radixlm.entrypoints.sequences import check_sequences, likeliest, num_logpro
 from radixlm.intake.identity import identity
 from radixlm.intake.records import Output
 from radixlm.intake.validation import score_after
-from radixlm.wire.requests import AbortRequest
+from radixlm.wire.requests import ABORTED, AbortRequest
 from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["native"])
@@ -213,7 +213,7 @@ async def abort_request(request: Request) -> Response:
     """Abort one request of the client, or all of them; returns how many."""
     body = await read_body(request, AbortBody, any_type=True)
     intake = state_of(request).intake
-    message = body.abort_message or "aborted by request"
+    message = body.abort_message or ABORTED
     if body.abort_all:
         return json_response({"success": True, "num_aborted": intake.abort_all(message)})
     rids = body.rids or ([body.rid] if body.rid else [])
