@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 from tests.fakes.http_server import scripted_server
+
+from radixlm.entrypoints.http.anthropic_answer import _Blocks
+from radixlm.text.tools.base import ToolCallDelta
 
 from .conftest import CALL
 
@@ -64,3 +68,23 @@ async def test_streams_have_the_white_space_of_whole_answers(tmp_path: Path) -> 
                 assert facts(streamed(stream)) == found, (case, bool(tools))
                 if not found[1] and script.strip():
                     assert found[0] == script
+
+
+def test_the_end_of_a_call_stands_before_the_text_that_came_with_it() -> None:
+    """A delta says what text and which calls came, not in which order."""
+    session: Any = SimpleNamespace(call_id=lambda name, index: f"{name}{index}")
+    blocks = _Blocks(session)
+    deltas: list[tuple[str, list[ToolCallDelta]]] = [
+        ("I add. ", [ToolCallDelta(0, "add", '{"a": 1')]),
+        ("Then more.", [ToolCallDelta(0, None, "}"), ToolCallDelta(1, "add", '{"a"')]),
+        ("", [ToolCallDelta(1, None, ": 2}")]),
+    ]
+    stream = b""
+    for text, calls in deltas:
+        parsed: Any = SimpleNamespace(reasoning="", text=text, calls=calls)
+        stream += b"".join(
+            blocks.events(cast(Any, SimpleNamespace(parsed=parsed, finish_reason=None)))
+        )
+    found = streamed(stream.decode())
+    assert facts(found) == ("I add. Then more.", [{"a": 1}, {"a": 2}])
+    assert [one["type"] for one in found] == ["text", "tool_use", "text", "tool_use"]

@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.transport import named_event
 from radixlm.intake.records import Output
+from radixlm.text.tools.base import ToolCallDelta
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
 
@@ -109,24 +110,31 @@ class _Blocks:
                 {"type": "thinking", "thinking": "", "signature": ""},
                 {"type": "thinking_delta", "thinking": parsed.reasoning},
             )
+        # what ends the open call stands before the text that came with it
+        goes_on = [call for call in parsed.calls if self._open == ("tool_use", call.index)]
+        for call in goes_on:
+            yield from self._put_call(call)
         text = self._space + parsed.text
         told = text.rstrip()
         self._space = text[len(told) :]
         if told:
             yield from self._put_text(told)
-        for call in parsed.calls:
-            self._has_calls = True
-            name = call.name or ""
-            start = {
-                "type": "tool_use",
-                "id": call.call_id or self._dialog.call_id(name, call.index),
-                "name": name,
-                "input": {},
-            }
-            change = {"type": "input_json_delta", "partial_json": call.arguments}
-            yield from self._put(("tool_use", call.index), start, change)
+        for call in parsed.calls[len(goes_on) :]:
+            yield from self._put_call(call)
         if delta.finish_reason is not None and self._has_text and not self._has_calls:
             yield from self._put_text(self._space)
+
+    def _put_call(self, call: ToolCallDelta) -> Iterator[bytes]:
+        self._has_calls = True
+        name = call.name or ""
+        start = {
+            "type": "tool_use",
+            "id": call.call_id or self._dialog.call_id(name, call.index),
+            "name": name,
+            "input": {},
+        }
+        change = {"type": "input_json_delta", "partial_json": call.arguments}
+        yield from self._put(("tool_use", call.index), start, change)
 
     def _put_text(self, text: str) -> Iterator[bytes]:
         self._has_text = True

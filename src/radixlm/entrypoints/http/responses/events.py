@@ -118,12 +118,16 @@ class Writer:
             self._logprobs = self._logprobs if parsed.text else []
             self._reasoning += parsed.reasoning
             yield from self._text("reasoning", parsed.reasoning, [])
+        # what ends the open call stands before the text that came with it
+        goes_on = [call for call in parsed.calls if self._has_open(call.index)]
+        for call in goes_on:
+            yield from self._call(call.index, call.name, call.call_id, call.arguments)
         text, self._space = self._space + parsed.text, ""
         if text and not text.strip() and self._item_kind() != "message":
             self._space = text  # it may only separate the reasoning from a call
         elif text:
             yield from self._message(text)
-        for call in parsed.calls:
+        for call in parsed.calls[len(goes_on) :]:
             self._space, self._logprobs = "", []
             yield from self._call(call.index, call.name, call.call_id, call.arguments)
         if delta.finish_reason is not None:
@@ -184,10 +188,14 @@ class Writer:
         assert self._item is not None
         return self._event(f"response.content_part.{what}", **self._at(self._item), part=part)
 
+    def _has_open(self, key: int) -> bool:
+        item = self._item
+        return item is not None and item.kind in _ARGUMENTS and item.key == key
+
     def _call(
         self, key: int, name: str | None, call_id: str | None, arguments: str
     ) -> Iterator[Event]:
-        if self._item is None or self._item.kind not in _ARGUMENTS or self._item.key != key:
+        if not self._has_open(key):
             yield from self._open_call(key, name or "", call_id)
         item = self._item
         assert item is not None
