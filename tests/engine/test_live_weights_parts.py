@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
-from radixlm.engine import assemble
+from radixlm.engine import load_engine
 from radixlm.weight_updates.registry import WeightsUpdate
 from radixlm.wire.weights import WeightsSource
 from tests.engine.test_draft_models import (
@@ -141,10 +141,10 @@ def test_an_engine_that_starts_takes_the_encoder_of_the_update(
     """As the text model, which comes from there."""
     info = SimpleNamespace(is_multimodal=True)
     config = cast(Any, SimpleNamespace(media=SimpleNamespace(enable_multimodal=None)))
-    monkeypatch.setattr(assemble, "load", lambda name: lambda info, device: info.folder)
-    monkeypatch.setattr(assemble, "replace", lambda info, folder: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(load_engine, "load", lambda name: lambda info, device: info.folder)
+    monkeypatch.setattr(load_engine, "replace", lambda info, folder: SimpleNamespace(folder=folder))
     source = WeightsSource("/new", "auto")
-    found: Any = assemble._media(config, cast(Any, info), torch.device("cpu"), source)
+    found: Any = load_engine._media(config, cast(Any, info), torch.device("cpu"), source)
     assert found == Path("/new")
 
 

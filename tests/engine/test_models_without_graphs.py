@@ -69,7 +69,7 @@ def opened(folder: Path, arch: str, *more: str) -> tuple[Any, Runner, list[str]]
     with pytest.MonkeyPatch.context() as patch:
         made: list[Any] = []
         patch.setattr(
-            "radixlm.engine.assemble._graph_sizes",
+            "radixlm.engine.load_engine._graph_sizes",
             lambda config, info, *parts: made.append((config, *parts)) or NO_GRAPHS,
         )
         config_, info = resolved(*parse(flags, prog="test"))

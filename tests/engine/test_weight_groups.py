@@ -101,9 +101,9 @@ async def test_weights_arrive_and_a_dead_trainer_leaves_nothing(
 async def test_a_trainer_that_sends_other_shapes_harms_nothing(
     groups: WeightGroups, sent: dict[str, Any], tmp_path: Path
 ) -> None:
-    groups._timeout_s = 5.0
     with Trainer() as trainer:
         await met(groups, trainer)
+        groups._timeout_s = 5.0
         trainer.tell("send", **sent)
         small = [TensorInfo("a", "BF16", (1, 1)), *INFOS[1:]]
         with pytest.raises(InvalidRequest, match="make the group anew"):

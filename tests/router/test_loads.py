@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from radixlm.router.exchange import Response, Unreachable
 from radixlm.router.loads import Loads, read_load
-from radixlm.router.upstream import Response, Unreachable
 from radixlm.router.worker import Load
 from tests.router.conftest import StartWorkers
 from tests.router.front import Front

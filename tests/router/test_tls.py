@@ -11,8 +11,9 @@ import pytest
 import uvloop
 
 from radixlm.base.errors import ConfigError
+from radixlm.router.exchange import Unreachable
 from radixlm.router.launch import server_context
-from radixlm.router.upstream import Unreachable, Upstream
+from radixlm.router.upstream import Upstream
 from tests.router.certificates import write_certificates
 from tests.router.mock_worker import MockWorker
 from tests.router.test_http_server import Proxy

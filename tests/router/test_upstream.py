@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 from radixlm.base.errors import ConfigError
-from radixlm.router import upstream as module
-from radixlm.router.upstream import Cut, Unreachable, Upstream
+from radixlm.router.exchange import MAX_WAITING_BYTES, Cut, Unreachable
+from radixlm.router.upstream import Upstream
 from tests.router.conftest import StartWorkers
 from tests.router.mock_worker import MockWorker
 
@@ -171,7 +171,7 @@ async def test_bytes_that_come_before_the_sink(
     exchange = await upstream.open(worker.url, "POST", "/generate", [], BODY, timeout_s=10)
     for _ in range(100):
         await asyncio.sleep(0.001)
-    assert sum(map(len, exchange._waiting)) < 2 * module.MAX_WAITING_BYTES
+    assert sum(map(len, exchange._waiting)) < 2 * MAX_WAITING_BYTES
     assert len(await exchange.read(1 << 22)) > 1 << 20
 
 

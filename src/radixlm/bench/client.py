@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from radixlm.base.errors import ConfigError, TransferError
-from radixlm.router.upstream import Exchange, Unreachable, Upstream
+from radixlm.router.exchange import Exchange, Unreachable
+from radixlm.router.upstream import Upstream
 
 # data of one event, and the time.perf_counter of its arrival
 OnEvent = Callable[[bytes, float], None]

@@ -12,6 +12,7 @@ from radixlm.router.answer import Answer, error_answer, in_form_of
 from radixlm.router.call import Call, Headers
 from radixlm.router.client_stream import ClientStream
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
+from radixlm.router.exchange import Cut, Exchange, NoDescriptor, WorkerFailure
 from radixlm.router.foreign import ForeignText, can_go_on, is_foreign
 from radixlm.router.forwarding import (
     authorized,
@@ -28,7 +29,6 @@ from radixlm.router.policies.base import NoChoice, Policy
 from radixlm.router.policies.pools import Pools
 from radixlm.router.retry import BUSY, RETRIED, Failure, backoff, of_answer, of_error, told
 from radixlm.router.stream import Stream
-from radixlm.router.upstream import Cut, Exchange, NoDescriptor, WorkerFailure
 from radixlm.router.worker import State, Worker, WorkerType
 
 MAX_ANSWER_BYTES = 1 << 30

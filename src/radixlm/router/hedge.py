@@ -11,9 +11,9 @@ from typing import Any
 
 from radixlm.router.data_routes import DATA_ROUTES
 from radixlm.router.dispatch import Dispatch
+from radixlm.router.exchange import Exchange, WorkerFailure
 from radixlm.router.retry import BUSY, RETRIED, Failure
 from radixlm.router.series import Counter
-from radixlm.router.upstream import Exchange, WorkerFailure
 from radixlm.router.worker import Worker
 
 QUANTILE = 0.95

@@ -14,9 +14,9 @@ import orjson
 from radixlm.router.call import Call
 from radixlm.router.data_routes import DATA_ROUTES, DISAGGREGATED
 from radixlm.router.dispatch import MAX_ANSWER_BYTES, Dispatch
+from radixlm.router.exchange import Exchange, WorkerFailure
 from radixlm.router.journal import HEADER
 from radixlm.router.retry import Failure, of_answer
-from radixlm.router.upstream import Exchange, WorkerFailure
 from radixlm.router.worker import Worker, WorkerType
 
 PREFILL_LINGER_S = 5.0  # a prefill worker may end its answer after the decode worker's

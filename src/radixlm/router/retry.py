@@ -7,8 +7,8 @@ import random
 from radixlm.base.record import Record
 from radixlm.router.answer import error_answer
 from radixlm.router.call import Headers
+from radixlm.router.exchange import Cut, NoDescriptor, WorkerFailure
 from radixlm.router.options import Options
-from radixlm.router.upstream import Cut, NoDescriptor, WorkerFailure
 
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 BUSY = frozenset((429, 503))

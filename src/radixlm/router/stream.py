@@ -9,8 +9,8 @@ import orjson
 
 from radixlm.router.call import Call, Headers
 from radixlm.router.client_stream import ClientStream
+from radixlm.router.exchange import Cut, Exchange
 from radixlm.router.journal import Journal
-from radixlm.router.upstream import Cut, Exchange
 from radixlm.router.worker import Worker
 
 

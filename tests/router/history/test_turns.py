@@ -11,11 +11,11 @@ import pytest
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, RequestError, TransferError
 from radixlm.router.answer import Answer, Routes
 from radixlm.router.call import Call, Headers
+from radixlm.router.exchange import Cut
 from radixlm.router.forwarding import chunks
 from radixlm.router.history.routes import attach
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
-from radixlm.router.upstream import Cut
 from radixlm.router.worker import State, Worker
 
 EVENTS = (b"content-type", b"text/event-stream")

@@ -15,7 +15,8 @@ import yaml
 from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.router.call import Headers
-from radixlm.router.upstream import Response, Upstream
+from radixlm.router.exchange import Response
+from radixlm.router.upstream import Upstream
 
 POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
