@@ -238,7 +238,7 @@ def load_engine(
     updater = WeightUpdater(config, info, model, peers, boot.weights, copies)
     loader = AdapterLoader(config, model, where, peers) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
-    waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens)
+    waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens, free_bytes)
     controls = TensorControls(updater.read, loaded.num_bytes, *sizes, profiler, waited_s)
     limits = with_sparsity(limits_for_pools(pools, config, info), attn.sparsity)
     again = partial(_fill_again, model, config, info, where, loaded.packed)
@@ -309,11 +309,12 @@ def _record(config: ServerConfig, engine: LoadedEngine, runner: Runner) -> None:
     """Record steps as graphs, where the device has them."""
     profiler, device = engine.parts.profiler, engine.device
     if engine.graph_sizes.decodes and profiler is not None:
-        free = _free_bytes(device)
+        free, began_s = _free_bytes(device), time.perf_counter()
         with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
             pads = not config.execute.disable_cuda_graph_padding
             record_graphs(runner, engine.graph_sizes, pads)
         engine.controls.note_graphs(free - _free_bytes(device))
+        engine.facts["graph_seconds"] = time.perf_counter() - began_s
 
 
 def assemble(
