@@ -71,6 +71,7 @@ class Generation(Body):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool | None = False  # the n likeliest sequences
     return_tokens_as_token_ids: bool | None = False
 
 
