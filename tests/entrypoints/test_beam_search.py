@@ -141,6 +141,8 @@ async def test_an_end_from_outside_ends_the_search() -> None:
     end = Finish("abort", message="gone", status=499)
     (got,) = await Model(end=end).search(beam_width=3, n=3, rid="mine", max_new_tokens=9)
     assert got.finish == end and got.rid == "mine" and not got.text
+    (late,) = await Model().search(beam_width=3, n=3, timeout_s=1e-9)
+    assert late.finish is not None and late.finish.status == 408 and not late.token_ids
 
 
 async def test_a_stream_has_whole_sequences() -> None:

@@ -27,6 +27,8 @@ from radixlm.wire.replies import Finish
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
+_LATE = Finish("abort", message="request timed out", status=408)
+
 
 @dataclass(frozen=True, slots=True)
 class Beam:
@@ -73,7 +75,8 @@ class _Search:
         eos = () if sampling.ignore_eos else intake.facts.eos_ids
         self._stop_ids = frozenset((*sampling.stop_token_ids, *eos))
         self._rid = request.rid or secrets.token_hex(16)
-        self._ends_s = time.monotonic() + (request.timeout_s or math.inf)
+        timeout_s = request.timeout_s or intake.facts.request_timeout_s or math.inf
+        self._ends_s = time.monotonic() + timeout_s
         self._one = msgspec.structs.replace(
             SamplingParams(), max_new_tokens=1, temperature=0.0, ignore_eos=True,
             logit_bias=sampling.logit_bias, allowed_token_ids=sampling.allowed_token_ids,
@@ -86,11 +89,14 @@ class _Search:
         """The best sequences; one Output where a request was ended or failed."""
         live, done = [Beam()], list[Beam]()
         while live and not self._is_over(live[0], done):
+            if time.monotonic() > self._ends_s:
+                return [replace(self._first, rid=self._rid, finish=_LATE, token_ids=[])]
             outputs = await self._step(live)
             if failed := next((o for o in outputs if _has_failed(o)), None):
                 return [replace(failed, rid=self._rid, text="", token_ids=[], logprobs=None)]
             if not live[0].ids:
-                self._first, self._most = outputs[0], self._room()
+                self._first = replace(outputs[0], text="", logprobs=None)
+                self._most = self._room()
             live = self._advance(live, outputs, done)
         if not done:
             text = "min_new_tokens: only tokens that end the answer are allowed"
@@ -128,14 +134,8 @@ class _Search:
             input_ids=prompt,
             logprobs=LogprobParams(-1, min(2 * self._width, self._intake.facts.vocab)),
             stream=False,
-            timeout_s=self._left_s(),
             shows_prompt_ids=True,
         )
-
-    def _left_s(self) -> float | None:
-        if self._request.timeout_s is None:
-            return None
-        return max(1e-3, self._ends_s - time.monotonic())
 
     def _room(self) -> int:
         """Tokens of a sequence, at most."""
@@ -202,7 +202,7 @@ class _Search:
             text = text[:end]
         return replace(
             self._first, index=index, rid=self._rid, text=text, token_ids=list(beam.ids),
-            finish=finish, completion_tokens=len(beam.ids), logprobs=None,
+            finish=finish, completion_tokens=len(beam.ids),
             score=beam.score(self._penalty),
         )  # fmt: skip
 

@@ -169,7 +169,8 @@ async def answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, 
     gives_scores = pool_of(state).gives == "scores"
     tasks = ("classify", "score", "token_classify") if gives_scores else ("embed", "token_embed")
     if body.task not in (None, *tasks):
-        raise InvalidRequest(f"task: this model does {' and '.join(tasks)}", "task")
+        known = " and ".join(tasks)
+        raise InvalidRequest(f"Unsupported task: {body.task!r}; this model does {known}", "task")
     if body.task == "token_embed" and body.use_activation is None:
         body = body.model_copy(update={"use_activation": True})
     activates = gives_scores and body.use_activation is not False
