@@ -114,7 +114,8 @@ class ScriptedExecutor:
             return got
         if item.pooling is not None:
             if item.start + item.count == self.length[item.rid]:
-                got.pooled = [3.0, 4.0 + self.first[item.rid]]
+                scale = 2.0 if item.pooling.is_raw else 1.0
+                got.pooled = [3.0 * scale, (4.0 + self.first[item.rid]) * scale]
                 got.pooled += [0.5] * EMBED_DIM if item.pooling.with_hidden else []
             return got
         if item.targets is not None and item.logprobs is not None:

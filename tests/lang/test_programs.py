@@ -192,6 +192,26 @@ def test_after_an_error_every_read_ends_and_says_why(is_immediate: bool) -> None
     assert "a[1]" in repr(state)
 
 
+def test_without_a_thread_each_call_is_over_where_it_is_appended() -> None:
+    seen: list[Any] = []
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        seen.append(dict(s.stream_executor.variables))
+        s += sgl.gen("y")
+        seen.append("never")
+
+    backend = Failing(1, is_immediate=False)
+    with pytest.raises(ProgramError, match="the server is gone"):
+        in_time(lambda: program.run(backend=backend, use_thread=False))
+    assert seen == [{"x": "[1]"}]
+    params = SglSamplingParams()
+    executor = StreamExecutor(_set(Waiting()), {}, params, None, False, None, False)
+    executor.submit(SglGen("z"))
+    assert executor.variables == {"z": "[0]"}
+
+
 def test_an_error_of_the_function_is_raised_where_it_is_read() -> None:
     @sgl.function
     def program(s: Any) -> None:

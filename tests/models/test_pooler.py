@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Pool
+from radixlm.models.pooled_head import PooledHead
 from radixlm.models.pooler import Pooler
 from radixlm.step.plan import Item
 from radixlm.wire.requests import PoolingParams
@@ -37,7 +39,7 @@ class Identity:
     def __init__(self, pooling: str, marks: tuple[int, ...] = (5,)) -> None:
         self.pool = Pool(pooling, marks=marks)
 
-    def run(self, x_RI: Tensor) -> Tensor:
+    def run(self, x_RI: Tensor, is_raw: bool = False) -> Tensor:
         return x_RI.square() if self.pool.pooling == "late" else x_RI
 
 
@@ -100,3 +102,19 @@ def test_a_restarted_request_drops_its_chunks() -> None:
 def test_the_default_is_the_last_position_normalised() -> None:
     unit = HIDDEN[-1] / HIDDEN[-1].norm()
     assert feed(Pooler(), (1,))[-1] == pytest.approx(unit.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("after", ["unit", "sigmoid", "softmax", "second", ""])
+def test_raw_outputs_are_those_before_the_end_of_the_head(after: Any) -> None:
+    head = PooledHead(Pool("last", after=after), [], [])
+    hidden = HIDDEN[:, :2]
+    raw, found = head.run(hidden, True), head.run(hidden)
+    ends = {
+        "unit": lambda x: x / x.norm(dim=-1, keepdim=True),
+        "softmax": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+        "": lambda x: x,
+    }
+    end = ends.get(after, lambda x: 1 / (1 + (-x).exp()))
+    torch.testing.assert_close(found, end(raw))
+    item = Item("r", 0, 0, 6, None, False, pooling=PoolingParams(is_raw=True))
+    assert Pooler(head).add(item, hidden, 6) == raw[5].tolist()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixlm.admission_order.forced_retraction import ForcedRetraction
 from radixlm.operations.commands import MAX_SLEEP_S
 from radixlm.scheduler import loop as loop_module
 from radixlm.scheduler.limits import RopeLengths
@@ -60,6 +61,19 @@ def test_retractions_do_not_change_tokens() -> None:
     assert bench.scheduler.planner.num_retracted > 0
     for i, prompt in enumerate(prompts):
         assert bench.out[f"r{i}"] == reference(prompt[:8], 40, True)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_forced_retractions_change_no_tokens(depth: int) -> None:
+    bench = SchedulerHarness(depth=depth)
+    planner = bench.scheduler.planner
+    planner.preemption = ForcedRetraction(planner, bench.scheduler.queue, 3)  # type: ignore[arg-type]
+    serve_drawn(bench, random.Random(5))
+    assert planner.num_retracted > 8
+    alone = planner.num_retracted
+    bench.submit("alone", [1, 2, 3], 20, ignore_eos=True)
+    bench.run()
+    assert planner.num_retracted == alone
 
 
 def test_output_tokens_found_after_a_retraction_are_no_cached_prompt_tokens() -> None:

@@ -118,10 +118,10 @@ def test_null_keeps_the_default_and_the_base_is_kept() -> None:
 
 
 def test_unsupported_features_are_named() -> None:
-    for name, value in (("beam_width", 4), ("watermark", {"a": 1})):
+    for name, value in (("use_beam_search", True), ("watermark", {"a": 1})):
         with pytest.raises(NotSupported, match=name):
             read(**{name: value})
-    read(beam_width=None, watermark=None)
+    read(use_beam_search=None, watermark=None)
 
 
 JSON = st.recursive(

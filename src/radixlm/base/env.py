@@ -48,6 +48,14 @@ def read_count(text: str) -> int:
     return count
 
 
+def read_interval(text: str) -> int:
+    """A whole number from 1 on; ValueError otherwise."""
+    count = int(text)
+    if count < 1:
+        raise ValueError("below 1")
+    return count
+
+
 def read_strict_level(text: str) -> int:
     """0, 1 or 2; ValueError otherwise."""
     if text.strip() not in ("0", "1", "2"):
@@ -284,6 +292,20 @@ RUNNING_TIMEOUT_S = Variable(
     read_limit,
     "Seconds that a request may run, then it ends with status 503; 0: no limit.",
     ("SGLANG_REQ_RUNNING_TIMEOUT",),
+)
+TEST_RETRACT = Variable(
+    "RADIXLM_TEST_RETRACT",
+    False,
+    read_bool,
+    "Retract one of several running requests now and then, without need. For tests.",
+    ("SGLANG_TEST_RETRACT",),
+)
+TEST_RETRACT_INTERVAL = Variable(
+    "RADIXLM_TEST_RETRACT_INTERVAL",
+    3,
+    read_interval,
+    "Steps from one such retraction to the next.",
+    ("SGLANG_TEST_RETRACT_INTERVAL",),
 )
 HEALTH_GENERATES = Variable(
     "RADIXLM_HEALTH_GENERATES",

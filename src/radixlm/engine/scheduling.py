@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from radixlm.admission_order.ordered_queue import OrderedQueue
 from radixlm.admission_order.preemption import PriorityPreemption
+from radixlm.base import env
+from radixlm.base.lazy import load
 from radixlm.live_feed.tree_view import TreeView
 from radixlm.operations.commands import OperatorCommands
 from radixlm.operations.deadlines import RequestDeadlines
@@ -20,6 +22,8 @@ from radixlm.step_sizes.continuous_decoding import ContinuousDecoding
 from radixlm.step_sizes.pacing import ChunkPacer
 from radixlm.weight_updates.commands import WeightCommands
 from radixlm.wire.channel import Channel
+
+_FORCED = "radixlm.admission_order.forced_retraction:ForcedRetraction"
 
 
 def make_scheduler(
@@ -50,6 +54,9 @@ def make_scheduler(
     )
     planner = scheduler.planner
     planner.preemption = PriorityPreemption(planner, queue)
+    if env.TEST_RETRACT.get():
+        interval = env.TEST_RETRACT_INTERVAL.get()
+        planner.preemption = load(_FORCED)(planner, queue, interval)
     planner.stages = StageBatches(planner) if limits.stages > 1 else None
     scheduler.step_log, scheduler.deadlines = LoadLog(scheduler), RequestDeadlines(scheduler)
     return scheduler

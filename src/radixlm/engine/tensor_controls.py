@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.profile import Profiler
+from radixlm.wire.replies import GRAPH_KINDS
 
 
 class TensorControls:
@@ -20,23 +21,27 @@ class TensorControls:
         weight_bytes: int,
         kv_bytes: int,
         token_capacity: int,
+        free_bytes: int,
         profiler: Profiler,
         waited_s: Callable[[], float] = float,
     ) -> None:
-        """``waited_s``: seconds that this rank has waited for others since the last call."""
+        """``free_bytes``: what this rank might take before it loaded anything. ``waited_s``:
+        seconds that it has waited for others since the last call."""
         self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
         self._waited_s = 0.0
         self._pool_bytes: Callable[[], int] | None = None
-        self._memory: dict[str, float] = {
+        self._memory: dict[str, Any] = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
+            "startup_available": round(free_bytes / 2**30, 3),
             "token_capacity": token_capacity,
-            "graph": 0,
+            "graph": dict.fromkeys(GRAPH_KINDS, 0.0),
         }
 
     def note_graphs(self, num_bytes: int) -> None:
-        """Set the memory that the recorded graphs use."""
-        self._memory["graph"] = round(max(0, num_bytes) / 2**30, 3)
+        """Set the memory that the recorded graphs use. All kinds use the same, which is told as
+        that of the graphs of decode steps."""
+        self._memory["graph"]["decode"] = round(max(0, num_bytes) / 2**30, 3)
 
     def note_mapped(self, num_bytes: int) -> None:
         """Set the bytes of weights that lie in a mapped file, part of ``weight``."""

@@ -28,6 +28,7 @@ from radixlm.continuation.sessions import Sessions
 from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, intake_tokenizer, start
 from radixlm.engine.model_info import resolved
+from radixlm.entrypoints import beam_search
 from radixlm.entrypoints.answers import Encoding, Generation, ScoreResult
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
@@ -272,13 +273,13 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
         bar = tqdm(total=len(batch.requests), disable=not show_progress, unit="prompt")
 
         async def one(index: int) -> list[dict[str, Any]]:
-            outputs = await intake.collect(batch.requests[index])
+            outputs = await beam_search.collect(intake, batch.requests[index])
             bar.update()
             for output in outputs:
                 if output.finish is not None and output.finish.kind == "error":
                     raise _error(output.finish)
             shown = likeliest(outputs, batch.num_shown)
-            return [builder.response(index, output) for output in shown]
+            return builder.joined(index, [builder.response(index, output) for output in shown])
 
         try:
             with self._sessions.joined(batch.requests):

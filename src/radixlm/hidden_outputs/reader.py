@@ -42,7 +42,7 @@ class Pooler(Protocol):
     def add(self, item: Item, hidden_TD: Tensor, prompt_len: int) -> list[float] | None:
         """The vector or the scores once the last chunk has come, else None."""
 
-    def rows(self, hidden_CD: Tensor) -> Tensor:
+    def rows(self, hidden_CD: Tensor, is_raw: bool = False) -> Tensor:
         """float32 [C, O]: the vectors or the scores of a chunk's tokens."""
 
 
@@ -80,7 +80,7 @@ class HiddenReader(HiddenOutputs):
         total = self._tables.state(item.slot).prompt_len
         assert item.pooling is not None
         if item.pooling.per_token:
-            rows = self.pooler.rows(hidden).cpu()
+            rows = self.pooler.rows(hidden, item.pooling.is_raw).cpu()
             result.hidden_states = rows.numpy().tobytes()
             result.pooled = [] if item.start + item.count >= total else None
             is_finite = bool(rows.isfinite().all())

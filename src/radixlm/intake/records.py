@@ -91,6 +91,7 @@ class Output:
     """Of each token that was computed: int32 [layers, top_k]."""
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
+    score: float | None = None  # of a beam search
     draft_rounds: list[int] | None = None
     num_drafted: int = 0
     prefill_s: float = 0.0

@@ -67,8 +67,8 @@ class _Fork(SglExpr):
 
 
 class StreamExecutor:
-    """One state of a program. Attributes with a trailing underscore are what backends read: the
-    text, the messages in OpenAI's form, and the media as (path, base64) in order."""
+    """One state of a program. ``use_thread`` false: appending waits, and raises what fails. What
+    ends with an underscore is for backends: media are (path, base64), messages as OpenAI's."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class StreamExecutor:
         chat_template: ChatTemplate | None = None,
         stream: bool = False,
         num_api_spec_tokens: int | None = None,
+        use_thread: bool = True,
         is_busy: bool = False,
         parent: StreamExecutor | None = None,
         budget: Budget | None = None,
@@ -92,7 +93,7 @@ class StreamExecutor:
         self.backend, self.arguments, self.stream = backend, arguments, stream
         self.default_sampling_para = default_sampling_para
         self.chat_template = chat_template or backend.get_chat_template()
-        self.num_api_spec_tokens = num_api_spec_tokens
+        self.num_api_spec_tokens, self.use_thread = num_api_spec_tokens, use_thread
         self.variables: dict[str, Any] = {}
         self.meta_info: dict[str, Any] = {}
         self.streamed: dict[str, str] = {}  # texts of variables, before they are parsed
@@ -133,6 +134,8 @@ class StreamExecutor:
                 return
             self._busy = True
         self._advance()
+        if not self.use_thread:
+            self.sync()
 
     def sync(self) -> None:
         """Wait until everything has taken effect. ProgramError if something failed."""

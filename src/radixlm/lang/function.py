@@ -88,12 +88,13 @@ class SglFunction:
         temperature, stop ...) are for calls that name none; all other arguments are the function's,
         but for ``max_total_tokens`` and ``timeout_s`` (what the program may use in all) and
         ``checkpoint`` (a file that keeps its calls: the same run goes on from there). With
-        ``stream`` it runs in a thread, and this returns at once. ``use_thread`` changes nothing."""
+        ``stream`` it runs in a thread, and this returns at once. With ``use_thread`` false each
+        call is over, and its error raised, before the function goes on."""
         if self.is_async and not stream:
             done: ProgramState = load("asyncio:run")(self.arun(*args, backend=backend, **kwargs))
             return done
         setting, rest = self.setting(backend, kwargs)
-        state = self.state(setting, rest, stream)
+        state = self.state(setting, rest, stream, use_thread)
         if not stream:
             self._call(state, args, rest)
             return state
@@ -194,7 +195,11 @@ class SglFunction:
         return [self._arguments(one) for one in batch_kwargs], setting
 
     def state(
-        self, setting: _Setting, arguments: dict[str, Any], stream: bool = False
+        self,
+        setting: _Setting,
+        arguments: dict[str, Any],
+        stream: bool = False,
+        use_thread: bool = True,
     ) -> ProgramState:
         """A new state for one run."""
         is_limited = setting.max_total_tokens is not None or setting.timeout_s is not None
@@ -205,6 +210,7 @@ class SglFunction:
             None,
             stream,
             self.num_api_spec_tokens,
+            use_thread,
             budget=Budget(setting.max_total_tokens, setting.timeout_s) if is_limited else None,
         )
         executor.program = self.__name__

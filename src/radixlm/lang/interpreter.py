@@ -37,7 +37,9 @@ def run_program(
     values = {k: v for k, v in vars(default_sampling_para).items() if v is not None}
     names = program.run_parameters
     kept = {name: value for name, value in values.items() if name in names}
-    state = program.run(*func_args, stream=stream, backend=backend, **kept, **func_kwargs)
+    state = program.run(
+        *func_args, stream=stream, backend=backend, use_thread=use_thread, **kept, **func_kwargs
+    )
     if sync:
         state.error()
     return state

@@ -48,10 +48,13 @@ class PooledHead:
         self._head = list(zip(pool.head, layers, strict=True))
         self._gate = list(zip(pool.gate, gate, strict=True))
 
-    def run(self, x_RI: Tensor) -> Tensor:
-        """float32 [R, O]."""
+    def run(self, x_RI: Tensor, is_raw: bool = False) -> Tensor:
+        """float32 [R, O]. ``is_raw``: the logits of probabilities, vectors of any length."""
         out = _chain(self._head, x_RI)
-        match self.pool.after:
+        after = self.pool.after
+        if is_raw and after == "second":
+            return out[:, 1:2] - out[:, 0:1]
+        match "" if is_raw and after in ("unit", "sigmoid", "softmax") else after:
             case "unit":
                 return F.normalize(out, dim=-1)
             case "sigmoid":

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from radixlm.arch.spec import Pool
 from radixlm.step.plan import Item
+from radixlm.wire.requests import PoolingParams
 
 
 class Head(Protocol):
-    """What turns pooled rows [R, D] into vectors or scores [R, O]."""
+    """What turns pooled rows [R, D] into vectors or scores [R, O]. ``is_raw``: of PoolingParams."""
 
     pool: Pool
 
-    def run(self, x_RI: Tensor) -> Tensor: ...
+    def run(self, x_RI: Tensor, is_raw: bool = False) -> Tensor: ...
 
 
 class _LastPlace:
@@ -26,8 +27,8 @@ class _LastPlace:
 
     pool = Pool(after="unit")
 
-    def run(self, x_RI: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(x_RI, dim=-1)
+    def run(self, x_RI: Tensor, is_raw: bool = False) -> Tensor:
+        return x_RI if is_raw else torch.nn.functional.normalize(x_RI, dim=-1)
 
 
 class Pooler:
@@ -59,18 +60,18 @@ class Pooler:
             self._kept[item.rid] = kept
             return None
         self._kept.pop(item.rid, None)
+        asked = item.pooling or PoolingParams()
         if self._kinds == ["late"]:
-            return _numbers(self._head.run(kept["late"]).mean(0))
+            return _numbers(self._head.run(kept["late"], asked.is_raw).mean(0))
         if self._kinds == ["steps"]:
-            return _numbers(self._head.run(kept["steps"]))
+            return _numbers(self._head.run(kept["steps"], asked.is_raw))
         pooled = torch.cat([self._pool(kind, kept, prompt_len) for kind in self._kinds])
-        found = _numbers(self._head.run(pooled[None]))
-        is_asked = item.pooling is not None and item.pooling.with_hidden
-        return found + _numbers(pooled) if is_asked else found
+        found = _numbers(self._head.run(pooled[None], asked.is_raw))
+        return found + _numbers(pooled) if asked.with_hidden else found
 
-    def rows(self, hidden_CD: Tensor) -> Tensor:
+    def rows(self, hidden_CD: Tensor, is_raw: bool = False) -> Tensor:
         """float32 [C, O]: what the head gives for each token, without pooling."""
-        return self._head.run(hidden_CD.float()).float()
+        return self._head.run(hidden_CD.float(), is_raw).float()
 
     def _take(self, kind: str, kept: dict[str, Tensor], item: Item, hidden_TD: Tensor) -> None:
         """Add one chunk to what is kept for a kind of pooling. Sums are of 64 bits: those of 16 bit

@@ -93,6 +93,10 @@ GAUGES: dict[str, str] = {
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }
+STARTUP = {
+    "startup_time_seconds": "Seconds of parts of the start.",
+    "startup_cuda_graph_time_seconds": "Seconds that recording graphs took, by kind of step.",
+}
 PAIR_GAUGES: dict[str, str] = {
     "num_prefill_prealloc_queue_reqs": "Requests of pairs that wait or are computed here.",
     "num_prefill_inflight_queue_reqs": "Requests whose pages a decode server is fetching.",
@@ -340,10 +344,16 @@ class Metrics:
             self._histogram(name, "Time in the queue.", QUEUE_S)
             for name in ("queue_time_s", "queue_time_seconds")  # the older and the newer name
         ]
-        self._startup = Gauge(
-            "sglang:startup_time_seconds", "Seconds of parts of the start.",
-            (*self._names, "phase"), registry=self.registry, multiprocess_mode="mostrecent",
-        )  # fmt: skip
+        self._startup, self._startup_graphs = (
+            Gauge(
+                f"sglang:{name}",
+                text,
+                (*self._names, "phase"),
+                registry=self.registry,
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in STARTUP.items()
+        )
         self.http = HttpCounts(self._labels, self.registry)
         self._key_counts = {
             name: Gauge(
@@ -455,10 +465,13 @@ class Metrics:
         fields = DRAFT_COUNTERS.items()
         self._totals.update({name: getattr(totals, field) for field, name in fields}, replica)
 
-    def startup(self, phases: Mapping[str, float]) -> None:
-        """Seconds of each part of the start."""
-        for phase, seconds in phases.items():
-            self._startup.labels(**self._labels, phase=phase).set(seconds)
+    def startup(self, phases: Mapping[str, Any]) -> None:
+        """Seconds of each part of the start; under "cuda_graph", by kind of step."""
+        of_graphs = phases["cuda_graph"].items()
+        for gauge, parts in ((self._startup, phases.items()), (self._startup_graphs, of_graphs)):
+            for phase, seconds in parts:
+                if phase != "cuda_graph":
+                    gauge.labels(**self._labels, phase=phase).set(seconds)
 
     def routing_keys(self, counts: Mapping[str, int]) -> None:
         """How many routing keys have how many requests (``LoadReport.routing_keys``)."""

@@ -162,7 +162,7 @@ FIELDS: tuple[Field, ...] = (
     *_ignored(
         "openai", Any, "keep_alive options guided_decoding_backend guided_whitespace_pattern"
     ),
-    *_ignored("openai", Any, "length_penalty early_stopping cache_prompt id_slot n_keep"),
+    *_ignored("openai", Any, "early_stopping cache_prompt id_slot n_keep"),
     *_ignored("generate", Any, "model user stream_options"),
     # which cached prefixes are evicted first: the tree keeps those that were used last
     *_ignored("generate openai responses", str, "session_id"),
@@ -208,12 +208,7 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("generate", "indexers are not recorded", "return_indexer_topk"),
     *_unsupported("generate openai", "watermarking is not supported", "watermark"),
     *_unsupported("sampling_params", "watermarking is not supported", "watermark"),
-    *_unsupported(
-        "sampling_params",
-        "beam search is not supported: leave beam_width unset",
-        "beam_width",
-        (*EMPTY, 1),
-    ),
+    *_unsupported("sampling_params", "send beam_width", "use_beam_search"),
     *_unsupported(
         "generate chat",
         "log-probabilities are computed as the server was started",
@@ -245,7 +240,7 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported(
         "openai sampling_params",
         "this sampler is not supported",
-        "mirostat dynatemp_range dry_multiplier xtc_probability use_beam_search",
+        "mirostat dynatemp_range dry_multiplier xtc_probability",
     ),
     *_unsupported("openai", "register a class with --logit-processor", "logits_processors"),
     *_unsupported(

@@ -18,6 +18,11 @@ TopLogprobs = list[tuple[float, int]]
 Kept = tuple[float, list[int]]
 
 
+# steps that are recorded as graphs, under SGLang's names
+GRAPH_KINDS = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode",
+               "draft_extend")  # fmt: skip
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Why a sequence ended. ``matched``: the token id or the stop string that ended it."""
 

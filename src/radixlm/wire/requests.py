@@ -45,12 +45,14 @@ class PoolingParams(msgspec.Struct, frozen=True):
     """The request wants a vector or scores, and no tokens. ``first_len``: tokens of the first text
     of a pair (0: there is one text). ``is_whole``: all positions are pooled, so that none may come
     from the prefix cache. ``with_hidden``: what the head got follows what it gave. ``per_token``:
-    nothing is pooled, the head's outputs of each token come in the place of hidden states."""
+    nothing is pooled, the head's outputs of each token come in the place of hidden states.
+    ``is_raw``: without what the head does at its end (unit length, sigmoid, softmax)."""
 
     first_len: int = 0
     is_whole: bool = True
     with_hidden: bool = False
     per_token: bool = False
+    is_raw: bool = False
 
 
 NEVER = 1 << 30

@@ -83,6 +83,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 0
     n: Annotated[int, param("openai", ge=1, le=MAX_PARALLEL_SAMPLES)] = 1
     best_of: Annotated[int, param("completions", ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
+    # beam search: ``n`` of the sequences that it keeps; SGLang's and, in OpenAI's routes, vLLM's
+    beam_width: Annotated[int, param("", ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
+    length_penalty: Annotated[float, param("openai", ge=-10, le=10)] = 1.0
     json_schema: Annotated[str, param("openai responses", title="JSON")] | None = None
     regex: Annotated[str, param("openai responses")] | None = None
     ebnf: Annotated[str, param("openai responses")] | None = None

@@ -107,6 +107,14 @@ async def test_reasoning_is_separate_unless_refused(server: ScriptedServer) -> N
     assert message["reasoning_content"].strip() == "It is simple."
     assert message["content"].strip() == "The answer is 42."
     assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert "reasoning" not in message
+    both = (await server.post(CHAT, **body, include_reasoning=True)).json()
+    wanted = message | {"reasoning": message["reasoning_content"]}
+    assert both["choices"][0]["message"] == wanted
+    chunks = await server.events(CHAT, **body, include_reasoning=True)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert all(delta["reasoning"] == delta["reasoning_content"] for delta in deltas)
+    assert "".join(delta["reasoning"] or "" for delta in deltas) == wanted["reasoning"]
     hidden = (await server.post(CHAT, **body, include_reasoning=False)).json()
     assert hidden["choices"][0]["message"] == message | {"reasoning_content": None}
     chunks = await server.events(CHAT, **body, include_reasoning=False)
@@ -141,6 +149,12 @@ async def test_ids_beside_messages_give_the_same_reasoning(server: ScriptedServe
     ids += (await server.post("/tokenize", prompt="</think>")).json()["tokens"]
     after = (await server.post(CHAT, **body, input_ids=ids)).json()["choices"][0]["message"]
     assert inside["reasoning_content"] and inside != after
+
+
+async def test_options_of_a_stream_without_one_are_told(server: ScriptedServer) -> None:
+    options = {"include_usage": True}
+    got = await server.post(CHAT, messages=user("hi"), stream_options=options)
+    assert got.json()["usage"] and "stream_options" in got.headers["X-RadixLM-Warning"]
 
 
 async def test_roles_that_the_template_names_are_taken(server: ScriptedServer) -> None:
@@ -252,7 +266,7 @@ async def test_token_ids_are_told_in_sglext(toy_folder: Path, by_flag: bool) -> 
         ({"messages": []}, "messages"),
         ({}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "<alien>", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": user("x"), "temperature": "hot"}, "temperature"),

@@ -18,7 +18,6 @@ import torch
 from tests.fakes.http_server import EMBED_DIM, ScriptedServer, scripted_server
 
 from radixlm.arch.spec import Pool
-from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.pooling import cohere, token_rows
 from radixlm.entrypoints.http.pooling.packed import packed
 from radixlm.entrypoints.http.pooling.pool import activated
@@ -256,9 +255,8 @@ def test_the_score_of_a_pair_is_activated_as_asked() -> None:
 
     assert [activated(state("none"), 2.0, use) for use in (None, False)] == [2.0, 2.0]
     assert activated(state("none"), 2.0, True) == pytest.approx(1 / (1 + math.exp(-2)))
-    assert [activated(state("sigmoid"), 0.7, use) for use in (None, True)] == [0.7, 0.7]
-    with pytest.raises(InvalidRequest, match="use_activation: the model's own scores"):
-        activated(state("sigmoid"), 0.7, False)
+    for use in (None, True, False):
+        assert activated(state("sigmoid"), 0.7, use) == 0.7
 
 
 def test_signs_are_packed_into_bytes() -> None:
@@ -309,15 +307,22 @@ async def test_what_a_conversation_cannot_be_is_refused_by_name(pooled: Scripted
 async def test_vectors_are_normalized_or_not_as_asked(
     pooled: ScriptedServer, monkeypatch: pytest.MonkeyPatch, path: str, name: str
 ) -> None:
-    refused = await pooled.post(path, input="hi", use_activation=False)
-    assert refused.json()["error"]["param"] == "use_activation"
+    own, raw, _ = await _vectors_as_asked(pooled, path, name)
+    assert raw == [2 * x for x in own]  # what the engine gives without the end of the head
+    short = await pooled.post(path, input="hi", use_activation=False, dimensions=1)
+    assert short.json()["data"][0][name] == raw[:1]
     monkeypatch.setattr(pooled.state.info.decoder, "pool", Pool())
-    vectors = [
-        (await pooled.post(path, input="hi", use_activation=asked)).json()["data"][0][name]
-        for asked in (None, False, True)
+    own, raw, unit = await _vectors_as_asked(pooled, path, name)
+    assert raw == [2 * x for x in own] and math.hypot(*own) > 1
+    assert unit == pytest.approx([x / math.hypot(*own) for x in own])
+
+
+async def _vectors_as_asked(pooled: ScriptedServer, path: str, name: str) -> list[list[float]]:
+    """With ``use_activation`` unset, false and true."""
+    answers = [
+        await pooled.post(path, input="hi", use_activation=asked) for asked in (None, False, True)
     ]
-    assert vectors[0] == vectors[1] and math.hypot(*vectors[0]) > 1
-    assert vectors[2] == pytest.approx([x / math.hypot(*vectors[0]) for x in vectors[0]])
+    return [answer.json()["data"][0][name] for answer in answers]
 
 
 async def test_texts_may_come_without_special_tokens(
@@ -356,7 +361,7 @@ async def test_a_classifier_answers_in_vllms_form_too(pooled: ScriptedServer) ->
         assert (await pooled.post(path, input=["hi"])).json()["data"] == wanted
     native = (await pooled.post("/classify", text="hi")).json()
     raw = (await pooled.post("/classify", input="hi", use_activation=False)).json()
-    assert raw["data"][0]["probs"] == native["embedding"] != wanted[0]["probs"]
+    assert raw["data"][0]["probs"] == [2 * x for x in native["embedding"]] != wanted[0]["probs"]
 
 
 async def test_scores_are_probabilities_of_the_labels(server: ScriptedServer) -> None:

@@ -77,7 +77,6 @@ MISSING_NEWER = {
             "is_cuda_graph",
             "graph_memory_usage_gb",
             "fwd_occupancy",
-            "startup_cuda_graph_time_seconds",
             "startup_available_gpu_memory_gb",
         ),
         "CUDA graphs and the GPU report no figures",
@@ -160,7 +159,7 @@ def test_every_metric_of_the_reference_is_there_or_missing_for_a_reason() -> Non
     metrics = Metrics({"model_name": "m"}, Buckets(prompt=(1.0,), generation=(1.0,)))
     metrics.http.begin("/", "GET")
     metrics.http.end("/", "GET", 200)
-    metrics.startup({"load_weight": 1.0})
+    metrics.startup({"load_weight": 1.0, "cuda_graph": {"decode": 1.0}})
     metrics.routing_keys({})
     metrics.cpu(1.0)
     values = dict.fromkeys((*GAUGES, *COUNTERS), 0.0) | pair_gauges({"peer_num_rooms": 1.0})
@@ -240,7 +239,7 @@ async def test_calls_are_counted_by_route_and_status(toy_folder: Any) -> None:
     assert counts[f"http_requests_active{{{card}}}"] == "0.0"
     assert counts['http_requests_active{endpoint="/metrics",method="GET"}'] == "1.0"
     assert set(info["startup_time"]) == {
-        "load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e",
+        "load_weight", "kv_cache_allocation", "scheduler_e2e", "tokenizer_e2e", "cuda_graph",
     }  # fmt: skip
     assert info["internal_states"][0]["startup_time"] == info["startup_time"]
 

@@ -182,7 +182,6 @@ async def test_what_would_change_the_answer_is_refused_by_name(server: ScriptedS
         ("vllm_xargs", {"a": 1}),
         ("repetition_detection", {"max_pattern_size": 3}),
         ("mirostat", 2),
-        ("use_beam_search", True),
         ("logits_processors", ["x"]),
     ):
         got = await server.post(COMPLETIONS, prompt="a", **{name: value})

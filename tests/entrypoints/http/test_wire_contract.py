@@ -492,7 +492,8 @@ ROWS = [
     sampling(
         "seed_and_stop_regex", {"sampling_seed": 3, "stop_regex": "the.e"}, has={"text": "Hello "}
     ),
-    sampling("seed_and_stop_regex", {"beam_width": 4}, 501, NAMED),
+    sampling("seed_and_stop_regex", {"beam_width": 4}, has={"meta_info.beam_results.0.text": ...}),
+    sampling("seed_and_stop_regex", {"watermark": {"a": 1}}, 501, NAMED),
     native(
         "meta_info.finish_reason meta_info.usage_counts meta_info.cached_tokens meta_info.timing",
         has={

@@ -168,3 +168,16 @@ def test_a_forced_call_has_only_the_arguments_that_are_declared() -> None:
             found = registry.constraint(name, [ToolSpec("f", schema)], "required")
             assert is_accepted(found, write(("f", {"a": 1})))
             assert is_accepted(found, write(("f", {"a": 1, "b": 2}))) == is_open
+
+
+def test_tools_may_define_one_name_in_different_ways() -> None:
+    def tool(name: str, kind: str) -> ToolSpec:
+        properties = {"a": {"$ref": "#/$defs/D"}}
+        schema = {"type": "object", "properties": properties, "$defs": {"D": {"type": kind}}}
+        return ToolSpec(name, parameters=schema)
+
+    schema = call_array_schema([tool("f", "string"), tool("g", "integer")], False)
+    for index, kind in enumerate(("string", "integer")):
+        place = schema["$defs"][f"tool{index}"]
+        assert place["properties"]["a"] == {"$ref": f"#/$defs/tool{index}/$defs/D"}
+        assert place["$defs"]["D"] == {"type": kind}

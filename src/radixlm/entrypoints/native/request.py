@@ -141,6 +141,7 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     if len(counts) > 1:
         raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
     ((num_shown, _),) = counts
+    has_beams = any(r.sampling.beam_width for r in requests)
     wants_logprobs = [bool(one.get("return_logprob")) for one in values]
     for request in requests:
         _compute_best_of(request)
@@ -149,7 +150,7 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     return Batch(
         requests=requests,
         num_shown=num_shown,
-        is_list=is_list or num_shown != 1,
+        is_list=is_list or (num_shown != 1 and (bool(checked.stream) or not has_beams)),
         stream=bool(checked.stream),
         wants_logprobs=wants_logprobs,
         wants_last_hidden=[one.get("return_hidden_states") == "last" for one in values],
@@ -282,6 +283,8 @@ class _Samplings:
         found = self._known.get(id(given))
         if found is None:
             sampling = SamplingParams.from_dict(given or {}, self._defaults)
+            if sampling.beam_width == 1:  # no beam search, as in SGLang
+                sampling = msgspec.structs.replace(sampling, beam_width=None)
             unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
             found = self._known[id(given)] = sampling, unheld
         return found

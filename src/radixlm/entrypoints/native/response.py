@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from radixlm.entrypoints import beam_search
 from radixlm.entrypoints.native.request import Batch
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.entrypoints.sequences import cached_details, num_logprobs, paced
@@ -22,6 +23,7 @@ from radixlm.wire.unknown import note_warning
 
 MANY_LOGPROBS = 1024
 DIGEST_DIGITS = 8  # of an adapter, enough to tell versions apart
+_OF_BEAM = ("finish_reason", "sequence_score")
 # (number of log-probabilities, work, its arguments) -> its result
 InThread = Callable[..., Awaitable[Any]]
 
@@ -64,6 +66,21 @@ class ResponseBuilder:
         answer["meta_info"] = self._meta(index, output)
         return answer
 
+    def joined(self, index: int, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The answers of a prompt; those of a beam search as SGLang's one answer, which is the best
+        and holds all of them."""
+        if not self._batch.requests[index].sampling.beam_width or self._batch.stream:
+            return answers
+        first, meta = answers[0], answers[0]["meta_info"]
+        meta["completion_tokens"] = sum(one["meta_info"]["completion_tokens"] for one in answers)
+        results = [
+            {name: one[name] for name in ("output_ids", "text") if name in one}
+            | {"meta_info": {name: one["meta_info"].get(name) for name in _OF_BEAM}}
+            for one in answers
+        ]
+        results[0]["meta_info"] = dict(meta)
+        return [first | {"meta_info": meta | {"beam_results": results}}]
+
     def _meta(self, index: int, output: Output) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": output.rid,
@@ -74,6 +91,7 @@ class ResponseBuilder:
             "weight_version": output.weight_version or self._version,
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
+            **_score(output),
         }
         if (details := cached_details(output)) is not None:
             meta["cached_tokens_details"] = details
@@ -168,7 +186,7 @@ class ResponseBuilder:
 
         async def pump(index: int) -> None:
             try:
-                async for output in intake.stream(self._batch.requests[index]):
+                async for output in beam_search.stream(intake, self._batch.requests[index]):
                     await queue.put((index, output))
                 await queue.put(None)
             except Exception as error:  # handed to the reader, who raises it
@@ -231,6 +249,10 @@ def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
         "status_code": finish.status or None,
         "err_type": None if finish.kind == "abort" else "EngineError",
     }
+
+
+def _score(output: Output) -> dict[str, float]:
+    return {} if output.score is None else {"sequence_score": output.score}
 
 
 def spec_fields(output: Output) -> dict[str, Any]:

@@ -101,12 +101,13 @@ function Model({ model, info }) {
 function Memory({ info, machine }) {
   const engine = info.engine ?? {};
   const used = info.internal_states?.[0]?.memory_usage ?? {};
+  const graphs = Object.values(used.graph ?? {}).reduce((sum, each) => sum + each, 0);
   const tokens = info.max_total_num_tokens;
   const each = engine.kv_bytes && tokens ? bytes(engine.kv_bytes / tokens) : "–";
   const rows = [
     [t("server.weights"), engine.weight_bytes, used.weight_mapped ? `${used.weight_mapped} GiB mapped` : ""],
     [t("server.kv"), engine.kv_bytes, t("server.kv.note", { tokens: count(tokens), page: engine.kv_page_size ?? "–", each })],
-    used.graph ? [t("server.graphs"), used.graph * 2 ** 30, ""] : null,
+    graphs ? [t("server.graphs"), graphs * 2 ** 30, ""] : null,
     used.rss_bytes ? [t("server.rss"), used.rss_bytes, t("server.rss.note", { shared: bytes(used.rss_shared_bytes) })] : null,
     [t("server.host"), machine.memory_bytes, t("server.host.note", { free: bytes(machine.memory_available_bytes) })],
   ].filter(Boolean).map(([what, size, note]) => [what, bytes(size), note]);

@@ -21,7 +21,7 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.kv_events.options import server_facts as kv_events_facts
 from radixlm.lora.registry import Loaded
 from radixlm.text.chat import prompt_digest
-from radixlm.wire.replies import DraftTotals, LoadReport
+from radixlm.wire.replies import GRAPH_KINDS, DraftTotals, LoadReport
 
 router = APIRouter(tags=["info"])
 OWNER = "sglang"  # clients of the reference check it
@@ -134,8 +134,11 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
 
 def startup_time(state: ServerState) -> dict[str, Any]:
     """Seconds of parts of the start, under SGLang's names: the weights; what the engine did after
-    them, mostly making the KV cache; both; and until the server was ready."""
+    them, mostly making the KV cache; both; recording graphs, of all kinds of steps; and until the
+    server was ready."""
     facts = state.intake.engine_facts
+    graphs = dict.fromkeys(GRAPH_KINDS, 0.0)
+    graphs["decode"] = float(facts.get("graph_seconds", 0.0))
     load_s, engine_s = (
         float(facts.get("load_seconds", 0.0)),
         float(facts.get("engine_seconds", 0.0)),
@@ -144,6 +147,7 @@ def startup_time(state: ServerState) -> dict[str, Any]:
         "load_weight": load_s,
         "kv_cache_allocation": max(0.0, engine_s - load_s),
         "scheduler_e2e": engine_s,
+        "cuda_graph": graphs,
         "tokenizer_e2e": state.ready_after_s,
     }
 

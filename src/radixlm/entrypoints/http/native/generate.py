@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints import beam_search
 from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.errors import FinishError, json_answer, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
@@ -37,6 +38,7 @@ from radixlm.intake.identity import identity
 from radixlm.intake.records import Output
 from radixlm.intake.validation import score_after
 from radixlm.wire.requests import ABORTED, AbortRequest
+from radixlm.wire.sampling_params import MAX_PARALLEL_SAMPLES
 from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["native"])
@@ -59,7 +61,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     state = state_of(request)
     batch = await off_loop(max(_size(body), body_size()), _read, state, body)
     await take_resume(batch.resume)
-    n = batch.requests[0].sampling.n
+    sampling = batch.requests[0].sampling
+    n = min(max(sampling.n, sampling.beam_width or 1), MAX_PARALLEL_SAMPLES)
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"
     check_sequences(len(batch.requests), n, most, param)
     batch.stream_disjoint = state.config.serve.stream_output
@@ -111,13 +114,14 @@ async def _collect(
     state: ServerState, batch: Batch, builder: ResponseBuilder
 ) -> list[dict[str, Any]]:
     async def one(index: int) -> list[dict[str, Any]]:
-        outputs = await state.intake.collect(batch.requests[index])
+        outputs = await beam_search.collect(state.intake, batch.requests[index])
         for output in outputs:
             raise_failed(output)
-        return [
+        answers = [
             await off_loop_of(num_logprobs(output), builder.response, index, output)
             for output in likeliest(outputs, batch.num_shown)
         ]
+        return builder.joined(index, answers)
 
     with state.sessions.joined(batch.requests):
         async with asyncio.TaskGroup() as group:

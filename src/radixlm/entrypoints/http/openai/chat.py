@@ -178,7 +178,7 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
         "role": "assistant",
         "content": content if content or not calls else None,
         "refusal": None,
-        "reasoning_content": (session.shows_reasoning and parsed.reasoning) or None,
+        **_reasoning(session, parsed.reasoning if session.shows_reasoning else ""),
         "tool_calls": calls or None,
     }
     choice = {
@@ -191,6 +191,15 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
     if answer.schema_error:
         choice["schema_error"] = answer.schema_error
     return choice | _extras(session, output)
+
+
+def _reasoning(session: ChatSession, text: str) -> dict[str, Any]:
+    """``reasoning_content``, and vLLM's ``reasoning`` for who sends vLLM's ``include_reasoning``:
+    some clients read both names, and would show the text twice."""
+    body, fields = session.body, ["reasoning_content"]
+    if body.include_reasoning and "include_reasoning" in body.model_fields_set:
+        fields.append("reasoning")
+    return dict.fromkeys(fields, text or None)
 
 
 def _call(session: ChatSession, name: str, arguments: str) -> dict[str, Any]:
@@ -357,13 +366,14 @@ def _split_logprobs(
 
 def _chunk(session: ChatSession, delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
     """Every delta has all fields: clients read ``delta.reasoning_content`` without a check."""
-    shown = in_older_form(session.body, _NO_DELTA | part)
+    nothing = _NO_DELTA | _reasoning(session, "")
+    shown = in_older_form(session.body, nothing | part)
     return {"index": delta.index, "delta": shown, "logprobs": None, "finish_reason": None}
 
 
 def _parts(session: ChatSession, delta: Delta, calls: _Calls) -> Iterator[dict[str, Any]]:
     if delta.parsed.reasoning and session.shows_reasoning:
-        yield {"reasoning_content": delta.parsed.reasoning}
+        yield _reasoning(session, delta.parsed.reasoning)
     if delta.parsed.text:
         yield {"content": delta.parsed.text}
     for call in delta.parsed.calls:

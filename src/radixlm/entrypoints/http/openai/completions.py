@@ -130,7 +130,12 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     sampling, unheld = await off_loop_by_body(_sampling, state, body, best_of)
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
-    check_sequences(len(texts), best_of, state.intake.facts.max_sequences, "prompt")
+    check_sequences(
+        len(texts),
+        max(best_of, sampling.beam_width or 1),
+        state.intake.facts.max_sequences,
+        "prompt",
+    )
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
         request = request_of(
@@ -168,6 +173,8 @@ def _rid(body: CompletionRequest, index: int, count: int) -> str | None:
 def _counts(body: CompletionRequest) -> tuple[int, int]:
     n = 1 if body.n is None else body.n
     best_of = n if body.best_of is None else body.best_of
+    if body.use_beam_search:
+        return n, n  # best_of: of the beams
     if best_of < n:
         raise InvalidRequest(f"best_of ({best_of}) must not be less than n ({n})", "best_of")
     if best_of > n and body.stream:

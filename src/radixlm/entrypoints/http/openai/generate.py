@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from radixlm.base.errors import RadixError
+from radixlm.entrypoints import beam_search
 from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.sequences import paced
@@ -43,7 +44,7 @@ async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> li
 
 
 async def _one(state: ServerState, request: GenerateRequest) -> list[Output]:
-    outputs = await state.intake.collect(request)
+    outputs = await beam_search.collect(state.intake, request)
     for output in outputs:
         raise_failed(output, request.names)
     return outputs
@@ -65,7 +66,7 @@ async def stream(
 
 
 async def _deltas(state: ServerState, request: GenerateRequest) -> AsyncGenerator[Output, None]:
-    async with aclosing(state.intake.stream(request)) as outputs:  # type: ignore[type-var]
+    async with aclosing(beam_search.stream(state.intake, request)) as outputs:  # type: ignore[type-var]
         async for output in outputs:
             raise_failed(output, request.names)
             yield output

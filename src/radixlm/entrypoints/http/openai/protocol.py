@@ -19,6 +19,7 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
+from radixlm.wire.unknown import note_warning
 
 MAX_PROMPTS = 4096
 
@@ -70,6 +71,7 @@ class Generation(Body):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
+    use_beam_search: bool | None = False  # the n likeliest sequences
     return_tokens_as_token_ids: bool | None = False
 
 
@@ -130,5 +132,7 @@ class ChatRequest(Generation):
 def check_request(request: Generation) -> None:
     """InvalidRequest for what would change the answer and is not supported."""
     reject_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        note_warning("stream_options: without stream they have no effect")
     if isinstance(request, ChatRequest) and set(request.modalities or ()) - {"text"}:
         raise InvalidRequest("modalities: this server answers with text only", "modalities")

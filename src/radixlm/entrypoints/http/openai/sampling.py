@@ -28,6 +28,9 @@ def sampling_of(
     values["max_new_tokens"] = max_tokens
     if values.get("top_k") == 0:
         values["top_k"] = -1  # "off" in other servers
+    if body.use_beam_search:
+        values["beam_width"] = max(body.n or 1, getattr(body, "best_of", None) or 1)
+        values.pop("best_of", None)
     values |= _grammar(body.response_format)
     try:
         sampling = SamplingParams.from_dict(values, defaults)
@@ -72,7 +75,8 @@ def client_names(body: Generation) -> dict[str, str]:
     names = dict(parameter_names("sampling_params", body.api))
     if getattr(body, "max_completion_tokens", None) is None:
         names["max_new_tokens"] = "max_tokens"
-    names["max_thinking_tokens"] = "thinking_token_budget"
+    names |= {"max_thinking_tokens": "thinking_token_budget", "return_logprob": "logprobs"}
+    names["beam_width"] = "n"
     names |= {"text": "prompt", "max_tokens": names["max_new_tokens"]}
     if getattr(body, "input_ids", None) is not None:
         names |= {"prompt": "input_ids", "text": "input_ids"}

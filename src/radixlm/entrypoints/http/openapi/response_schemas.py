@@ -10,6 +10,7 @@ from typing import Any
 Schema = dict[str, Any]
 JSON, TEXT, SSE = "application/json", "text/plain", "text/event-stream"
 NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
+EVENTS: Schema = {"description": "Events; the data of most is JSON."}
 BINARY: Schema = {"type": "string", "format": "binary"}
 
 
@@ -181,6 +182,8 @@ REFUSALS: Mapping[str, Schema] = {
     **{f"/{one}_weight_update": _FAILED for one in ("begin", "end")},
     **{f"/{one}_weights_update_group": _FAILED for one in ("init", "destroy")},
     "/weights_checker": _FAILED,
+    **{f"/{one}_external_corpus": _FAILED for one in ("add", "remove")},
+    "/list_external_corpora": _FAILED,
     **{f"{at}/{one}load_lora_adapter": _ADAPTERS for at in ("", "/v1") for one in ("", "un")},
     "/load_lora_adapter_from_tensors": _ADAPTERS,
 }
@@ -193,7 +196,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/sleep": {},
     "/wake_up": {},
     "/debug/stacks": {TEXT: STR},
-    "/": {TEXT: STR, JSON: _list(_one_of(_object(generated_text=STR), VECTOR, NUM)), SSE: STR},
+    "/": {TEXT: STR, JSON: _list(_one_of(_object(generated_text=STR), VECTOR, NUM)), SSE: EVENTS},
     "/metrics": {TEXT: STR},
     "/flush_cache": {TEXT: STR},
     "/reset_prefix_cache": {TEXT: STR},
@@ -218,7 +221,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/models/{model}": {JSON: CARD},
     "/generate": {
         JSON: _one_of(GENERATED, _list(GENERATED), _object(generated_text=STR)),
-        SSE: STR,
+        SSE: EVENTS,
     },
     "/generate_from_file": {JSON: GENERATED},
     "/abort_request": {JSON: _object(success=BOOL, num_aborted=INT)},
@@ -245,10 +248,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/detokenize": {JSON: TEXTS},
     "/v1/detokenize": {JSON: TEXTS},
     "/tokenizer_info": {JSON: DICT},
-    "/completion": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
-    "/infill": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
+    "/completion": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: EVENTS},
+    "/infill": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: EVENTS},
     "/apply-template": {JSON: _object(prompt=STR)},
-    "/generate_stream": {SSE: STR},
+    "/generate_stream": {SSE: EVENTS},
     "/info": {JSON: _object(model_id=STR, max_total_tokens=INT)},
     "/props": {JSON: _object(total_slots=INT, chat_template=STR)},
     "/slots": {JSON: _list(_object(id=INT, n_ctx=INT, speculative=BOOL, is_processing=BOOL))},
@@ -270,20 +273,20 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
             is_complete=BOOL,
         )
     },
-    "/v1/completions": {JSON: COMPLETION, SSE: STR},
+    "/v1/completions": {JSON: COMPLETION, SSE: EVENTS},
     "/v1/fim/completions": {
         JSON: _object(id=STR, object=_kind("chat.completion"), choices=_list(DICT), usage=SPENT),
-        SSE: STR,
+        SSE: EVENTS,
     },
-    "/v1/chat/completions": {JSON: CHAT, SSE: STR},
+    "/v1/chat/completions": {JSON: CHAT, SSE: EVENTS},
     "/v1/chat/completions/batch": {JSON: CHAT},
     "/v1/chat/completions/render": {JSON: RENDERED},
     "/load": {JSON: _object(server_load=INT)},
-    "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: STR},
+    "/inference/v1/generate": {JSON: _object(request_id=STR, choices=_list(DICT)), SSE: EVENTS},
     "/v1/completions/render": {JSON: _list(RENDERED)},
-    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: STR, BYTES: BINARY},
-    "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: STR},
-    "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: STR},
+    "/invocations": {JSON: _one_of(CHAT, DICT), SSE: EVENTS, BYTES: BINARY},
+    "/v1/audio/transcriptions": {JSON: SPOKEN, TEXT: STR, SSE: EVENTS},
+    "/v1/audio/translations": {JSON: SPOKEN, TEXT: STR, SSE: EVENTS},
     "/v1/embeddings": {JSON: VECTORS, BYTES: BINARY},
     "/v1/classify": {JSON: CLASSES},
     "/encode": {JSON: _one_of(POOLED, _list(POOLED))},
@@ -299,7 +302,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/similarity": {JSON: VECTOR},
     "/v1/score": {JSON: SCORES},
     "/score": {JSON: SCORES},
-    "/v1/messages": {JSON: ANTHROPIC, SSE: STR},
+    "/v1/messages": {JSON: ANTHROPIC, SSE: EVENTS},
     "/v1/messages/count_tokens": {JSON: _object(input_tokens=INT)},
     "/v1/messages/batches": {JSON: _one_of(MESSAGE_BATCH, _object(data=_list(MESSAGE_BATCH)))},
     "/v1/messages/batches/{batch_id}": {JSON: _one_of(MESSAGE_BATCH, _object(id=STR, type=STR))},
@@ -314,11 +317,11 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/api/version": {JSON: _object(version=STR)},
     "/api/embed": {JSON: _object(model=STR, embeddings=_list(VECTOR))},
     "/api/embeddings": {JSON: _object(embedding=VECTOR)},
-    "/v1/responses": {JSON: RESPONSE, SSE: STR},
+    "/v1/responses": {JSON: RESPONSE, SSE: EVENTS},
     "/v1/responses/input_tokens": {JSON: COUNTED},
     "/chat/completions/input_tokens": {JSON: COUNTED},
     "/v1/chat/completions/input_tokens": {JSON: COUNTED},
-    "/v1/responses/{response_id}": {JSON: _one_of(RESPONSE, DELETED), SSE: STR},
+    "/v1/responses/{response_id}": {JSON: _one_of(RESPONSE, DELETED), SSE: EVENTS},
     "/v1/responses/{response_id}/input_items": {JSON: PAGE},
     "/v1/responses/{response_id}/cancel": {JSON: RESPONSE},
     "/v1/responses/compact": {JSON: _object(id=STR, output=_list(DICT), usage=DICT)},
@@ -334,7 +337,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/batches": {JSON: _one_of(BATCH, PAGE)},
     "/v1/batches/{batch_id}": {JSON: BATCH},
     "/v1/batches/{batch_id}/cancel": {JSON: BATCH},
-    "/live/events": {SSE: STR},
+    "/live/events": {SSE: EVENTS},
 }
 
 _USER = [{"role": "user", "content": "What is 17 + 25?"}]

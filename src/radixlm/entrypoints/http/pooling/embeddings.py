@@ -169,7 +169,8 @@ async def answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, 
     gives_scores = pool_of(state).gives == "scores"
     tasks = ("classify", "score", "token_classify") if gives_scores else ("embed", "token_embed")
     if body.task not in (None, *tasks):
-        raise InvalidRequest(f"task: this model does {' and '.join(tasks)}", "task")
+        known = " and ".join(tasks)
+        raise InvalidRequest(f"Unsupported task: {body.task!r}; this model does {known}", "task")
     if body.task == "token_embed" and body.use_activation is None:
         body = body.model_copy(update={"use_activation": True})
     activates = gives_scores and body.use_activation is not False
@@ -185,7 +186,7 @@ async def answer_embeddings(
     """The whole answer, for bytes with floats. ``activates``: scores as probabilities."""
     reject_unsupported(body)
     model = state.check_model(body.model)
-    scales = normalizes(state, body.use_activation, "use_activation")
+    scales = normalizes(state, body.use_activation)
     data = []
     results = await _pool(state, body, body.input, body.prompt_name)
     for index, one in enumerate(results):
@@ -213,7 +214,7 @@ def _shown(
 
     def finished(vector: list[float]) -> list[float]:
         vector = probabilities(state, vector) if activates else vector
-        vector = truncate(state, vector, body.dimensions)
+        vector = truncate(state, vector, body.dimensions, body.use_activation is False)
         return normalized(vector) if scales else vector
 
     rows = result.rows
@@ -246,7 +247,7 @@ async def _pool(
         overrides = read_overrides(state, token, vectors, len(prompts))
     return await pool(
         state, prompts, param, body.rid, priority, prompt_name, adapter, limit, False, adds,
-        overrides, per_token,
+        overrides, per_token, getattr(body, "use_activation", None) is False,
     )  # fmt: skip
 
 

@@ -122,12 +122,14 @@ async def pool(
     adds_special_tokens: bool = True,
     overrides: Overrides | None = None,
     per_token: bool = False,
+    is_raw: bool = False,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
     model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
     ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes.
     ``with_hidden``: return pooled hidden states too. ``adds_special_tokens``: to texts.
-    ``overrides``: vectors in the place of tokens. ``per_token``: rows of tokens instead."""
+    ``overrides``: vectors in the place of tokens. ``per_token``: rows of tokens instead.
+    ``is_raw``: logits in the place of probabilities, vectors that the model does not normalize."""
     kinds = pool_of(state).pooling.split("+")
     if with_hidden and not _PER_TOKEN.isdisjoint(kinds):
         message = "return_pooled_hidden_states: this model scores tokens, it pools no hidden state"
@@ -159,7 +161,7 @@ async def pool(
                 input_ids=ids,
                 prompt=read,
                 pooling=PoolingParams(
-                    first_len, is_whole, with_hidden, per_token and not has_steps
+                    first_len, is_whole, with_hidden, per_token and not has_steps, is_raw
                 ),
                 rid=rids[index],
                 priority=priority,
@@ -304,7 +306,9 @@ async def _pair_ids(state: ServerState, pair: Pair, param: str) -> tuple[list[in
     return ids, first_len
 
 
-def truncate(state: ServerState, vector: list[float], dimensions: int | None) -> list[float]:
+def truncate(
+    state: ServerState, vector: list[float], dimensions: int | None, is_raw: bool = False
+) -> list[float]:
     """The first ``dimensions`` numbers, normalized again if the whole vector is."""
     if dimensions is None or dimensions == len(vector):
         return vector
@@ -321,7 +325,7 @@ def truncate(state: ServerState, vector: list[float], dimensions: int | None) ->
             f"dimensions: {dimensions} is more than the model's {len(vector)}", "dimensions"
         )
     short = vector[:dimensions]
-    return normalized(short) if pool.after == "unit" else short
+    return normalized(short) if pool.after == "unit" and not is_raw else short
 
 
 def normalized(vector: Sequence[float]) -> list[float]:
@@ -330,16 +334,10 @@ def normalized(vector: Sequence[float]) -> list[float]:
     return [x / length for x in vector]
 
 
-def normalizes(state: ServerState, is_asked: bool | None, param: str) -> bool:
-    """Whether vectors are to be normalized that the model leaves as they are. ``param``: the field
-    that asks, which InvalidRequest names."""
+def normalizes(state: ServerState, is_asked: bool | None) -> bool:
+    """Whether vectors are to be normalized that the model leaves as they are."""
     pool = pool_of(state)
-    if pool.gives == "scores" or is_asked is None:
-        return False
-    if not is_asked and pool.after == "unit":
-        message = f"{param}: this model's vectors are normalized, others are not kept"
-        raise InvalidRequest(message, param)
-    return is_asked and pool.after != "unit"
+    return bool(is_asked) and pool.gives != "scores" and pool.after != "unit"
 
 
 def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
@@ -355,14 +353,11 @@ def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
 
 
 def activated(state: ServerState, score: float, use_activation: bool | None) -> float:
-    """A pair's score as vLLM's field asks: None as the model gives it, true as a probability;
-    InvalidRequest for false if the model gives probabilities."""
-    if use_activation is None or not has_scores(state):
+    """A pair's score as vLLM's field asks: true as a probability, None as the model gives it; false
+    where it was pooled with ``is_raw``."""
+    if not use_activation or not has_scores(state):
         return score
-    if not use_activation and pool_of(state).after in ("sigmoid", "softmax", "second"):
-        message = "use_activation: the model's own scores are probabilities; leave it unset"
-        raise InvalidRequest(message, "use_activation")
-    return probabilities(state, [score])[0] if use_activation else score
+    return probabilities(state, [score])[0]
 
 
 def prompt_usage(results: Sequence[PoolingResult]) -> dict[str, int]:

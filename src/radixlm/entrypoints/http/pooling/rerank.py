@@ -119,7 +119,8 @@ async def rank(state: ServerState, body: _Rerank, rid: str | None = None) -> lis
     query = content_of(state, body.query, "query")
     limit = checked_limit(state, body.truncate_prompt_tokens)
     read = [await _beginning(state, one, body.max_tokens_per_doc) for one in documents]
-    scored = await scores_of(state, query, read, body.instruct, rid, limit)
+    is_raw = body.use_activation is False
+    scored = await scores_of(state, query, read, body.instruct, rid, limit, is_raw)
     ranked = [
         Ranked(activated(state, score, body.use_activation), index, one.text, output)
         for index, ((score, output), one) in enumerate(zip(scored, documents, strict=True))
@@ -145,13 +146,14 @@ async def scores_of(
     instruct: str | None = None,
     rid: str | None = None,
     limit: int | None = None,
+    is_raw: bool = False,
 ) -> Scored:
-    """The score of each document for the query; ``limit`` as of ``pool``."""
+    """The score of each document for the query; ``limit`` and ``is_raw`` as of ``pool``."""
     first = next((one.sources[0].where for one in (query, *documents) if one.sources), None)
     if has_scores(state):
         if first is not None:
             raise InvalidRequest(f"{first}: this model's score head compares texts only", first)
-        return await _by_head(state, query, documents, instruct, rid, limit)
+        return await _by_head(state, query, documents, instruct, rid, limit, is_raw)
     if not state.info.is_generation:
         return await _by_vectors(state, query, documents, instruct, rid, limit)
     if limit is not None:
@@ -170,6 +172,7 @@ async def _by_head(
     instruct: str | None,
     rid: str | None,
     limit: int | None,
+    is_raw: bool,
 ) -> Scored:
     if is_reranker_template(state):
         texts = [_template_text(state, query, one, instruct) for one in documents]
@@ -177,7 +180,7 @@ async def _by_head(
     else:
         asked = _instructed(query.text, instruct)
         prompts = [Pair(asked, one.text) for one in documents]
-    results = await pool(state, prompts, "documents", rid, limit=limit)
+    results = await pool(state, prompts, "documents", rid, limit=limit, is_raw=is_raw)
     return [(one.vector[-1] if len(one.vector) == 2 else one.vector[0], one.output)
             for one in results]  # fmt: skip
 

@@ -183,7 +183,12 @@ async def _of_pairs(
     if len(first) > 1:
         rows = [(a, [b]) for a, b in zip(first, second, strict=True)]
     limit = checked_limit(state, body.truncate_prompt_tokens)
-    scored = [pair for a, many in rows for pair in await scores_of(state, a, many, limit=limit)]
+    is_raw = body.use_activation is False
+    scored = [
+        pair
+        for a, many in rows
+        for pair in await scores_of(state, a, many, limit=limit, is_raw=is_raw)
+    ]
     scores = [activated(state, score, body.use_activation) for score, _ in scored]
     count = sum(output.prompt_tokens for _, output in scored)
     return {

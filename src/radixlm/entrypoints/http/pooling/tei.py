@@ -77,10 +77,12 @@ async def answer_inputs(request: Request) -> Response:
 
 async def _vectors(state: ServerState, body: TeiEmbed) -> list[list[float]]:
     pool_of(state)
-    scales = normalizes(state, body.normalize, "normalize")
+    scales, is_raw = normalizes(state, body.normalize), not body.normalize
     prompts = as_prompts(body.inputs, "inputs")
-    results = await pool(state, prompts, "inputs", prompt_name=body.prompt_name, limit=body.limit())
-    vectors = [truncate(state, one.vector, body.dimensions) for one in results]
+    results = await pool(
+        state, prompts, "inputs", prompt_name=body.prompt_name, limit=body.limit(), is_raw=is_raw
+    )
+    vectors = [truncate(state, one.vector, body.dimensions, is_raw) for one in results]
     return [normalized(one) for one in vectors] if scales else vectors
 
 
