@@ -246,6 +246,21 @@ def test_biases_and_activations_of_recurrent_layers(
     assert relative_error(ours, theirs) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("FalconH1ForCausalLM", MULTIPLIERS), ("RobertaPreLayerNormForCausalLM", {})],
+)
+def test_what_is_computed_of_16_bit_weights_is_not_rounded(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    folder = cached_tiny(architecture, dtype=torch.bfloat16, **changes)
+    ids = torch.randint(3, 380, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
+    ours = PagedRunner(load_model(folder)).prefill({0: ids})[0]
+    assert relative_error(ours, theirs) < 1e-5
+
+
 def test_multipliers_that_a_falcon_leaves_out() -> None:
     shape = UNUSUAL_CONFIGS["DogeForCausalLM"] | {"hidden_size": 64, "num_hidden_layers": 2}
     shape |= {"mamba_d_ssm": 64, "mamba_n_heads": 4, "num_attention_heads": 8, "vocab_size": 128}

@@ -12,7 +12,7 @@ from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import GroupedQkv, normalize_rows
+from radixlm.arch.recipes import GroupedQkv, NormalizeRows
 from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
 from radixlm.base.record import replace
 
@@ -72,7 +72,7 @@ def minicpm_scales(c: Config, described: Decoder) -> Decoder:
 def baichuan(c: Config) -> Decoder:
     names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
-        names = {**names, "head": Named(("lm_head",), normalize_rows)}
+        names = {**names, "head": Named(("lm_head",), NormalizeRows())}
     if c.is_explicit("max_position_embeddings"):
         return b.build_decoder(c, names=names)
     extras = AttentionExtras(
@@ -159,7 +159,7 @@ def chatglm(c: Config) -> Decoder:
 
 
 def bailing_names(c: Config) -> Names:
-    head: Names = {"head": Named(("lm_head",), normalize_rows)} if c.get("norm_head") else {}
+    head: Names = {"head": Named(("lm_head",), NormalizeRows())} if c.get("norm_head") else {}
     return {
         **head,
         "embed": "model.word_embeddings",
