@@ -230,14 +230,13 @@ UNUSUAL_STATES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("KimiLinearForCausalLM", {"hidden_act": "relu"}),
     ("NemotronHForCausalLM", {"mamba_hidden_act": "relu"}),
+    ("ErnieForCausalLM", {"use_task_id": True, "type_vocab_size": 3}),
     ("ZambaForCausalLM", {"hidden_mamba_act": "gelu_new"}),
 ]
 
 
 @pytest.mark.parametrize(("architecture", "changes"), UNUSUAL_STATES)
-def test_biases_and_activations_of_recurrent_layers(
-    architecture: str, changes: dict[str, Any]
-) -> None:
+def test_biases_activations_and_task_ids(architecture: str, changes: dict[str, Any]) -> None:
     folder = cached_tiny(architecture, **changes)
     ids = torch.randint(3, 380, (20,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():

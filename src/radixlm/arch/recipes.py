@@ -280,12 +280,15 @@ def message_queries(tensor: Any, cat: Cat) -> Any:
 
 class JoinedTables(Computed):
     """A table of ``rows`` rows with the first row of another, which lies below it, added to each:
-    what a token looks up in both, where it looks up that row."""
+    what a token looks up in both, where it looks up that row. ``further``: how many rows below that
+    one lies the first row of a third table; 0: there is none."""
 
     rows: int
+    further: int = 0
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
-        return tensor[: self.rows] + tensor[self.rows]
+        joined = tensor[: self.rows] + tensor[self.rows]
+        return joined + tensor[self.rows + self.further] if self.further else joined
 
 
 class NormalizeRows(Computed):

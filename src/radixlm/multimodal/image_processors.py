@@ -35,6 +35,12 @@ from radixlm.multimodal.molmo_processor import MolmoProcessor
 from radixlm.multimodal.moondream_processor import MoondreamProcessor
 from radixlm.multimodal.ovis_processor import OvisProcessor
 from radixlm.multimodal.placeholders import check_parts
+from radixlm.multimodal.tile_processors import (
+    H2oProcessor,
+    MantisProcessor,
+    NvlmProcessor,
+    TarsierProcessor,
+)
 
 _TRANSPOSED = 5
 _NUMBERED = re.compile(r"<\|image(?:_(\d+))?\|>")
@@ -347,6 +353,10 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "moondream": MoondreamProcessor,
     "ovis": OvisProcessor,
     "phi3": Phi3Processor,
+    "h2o": H2oProcessor,
+    "nvlm": NvlmProcessor,
+    "mantis": MantisProcessor,
+    "tarsier": TarsierProcessor,
 }
 
 

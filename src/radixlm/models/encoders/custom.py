@@ -35,7 +35,7 @@ def build(
     try:
         config = layout.config(raw)
         with torch.device("cpu"):
-            module = _MODULES[name](config).to(dtype)
+            module = MODULES[name](config).to(dtype)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
     report = fill(module, layout, folder, dtype)
@@ -410,7 +410,7 @@ class Dots(nn.Module):
         return torch.cat(encoded)
 
 
-_MODULES: dict[str, Any] = {
+MODULES: dict[str, Any] = {
     "dasheng": Dasheng,
     "dots": Dots,
     "minicpm": MiniCpm,
