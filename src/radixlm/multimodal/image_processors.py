@@ -33,7 +33,7 @@ from radixlm.multimodal.custom_processor import (
 from radixlm.multimodal.kimi_processor import KimiProcessor, LocateAnythingProcessor
 from radixlm.multimodal.molmo_processor import MolmoProcessor
 from radixlm.multimodal.moondream_processor import MoondreamProcessor
-from radixlm.multimodal.ovis_processor import OvisProcessor
+from radixlm.multimodal.ovis_processor import OvisProcessor, OvisTilesProcessor
 from radixlm.multimodal.placeholders import check_parts
 from radixlm.multimodal.tile_processors import (
     H2oProcessor,
@@ -352,6 +352,7 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "nemotron": NemotronProcessor,
     "moondream": MoondreamProcessor,
     "ovis": OvisProcessor,
+    "ovis_tiles": OvisTilesProcessor,
     "phi3": Phi3Processor,
     "h2o": H2oProcessor,
     "nvlm": NvlmProcessor,

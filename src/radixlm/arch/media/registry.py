@@ -240,6 +240,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "NVLM_D_Model": MultimodalSpec(video="none", custom="nvlm", layout="internvl:NVLM"),
     "OpenCUAForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OPENCUA"),
+    "Ovis": MultimodalSpec(video="none", custom="ovis_tiles", layout="ovis:TILES"),
     "Ovis2_5": _OVIS,
     "Ovis2_6_MoeForCausalLM": _OVIS,
     "Ovis2_6ForCausalLM": _OVIS,

@@ -19,7 +19,7 @@ from radixlm.models.encoders.kimi import Kimi, LocateAnything
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
 from radixlm.models.encoders.moondream import Moondream
-from radixlm.models.encoders.ovis import Ovis
+from radixlm.models.encoders.ovis import Ovis, OvisTiles
 from radixlm.models.encoders.patch_rope import rotated, square_places, turns
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
@@ -421,5 +421,6 @@ MODULES: dict[str, Any] = {
     "vila": Vila,
     "moondream": Moondream,
     "ovis": Ovis,
+    "ovis_tiles": OvisTiles,
     "phi3": Phi3,
 }
