@@ -36,6 +36,7 @@ from radixlm.multimodal.moondream_processor import MoondreamProcessor
 from radixlm.multimodal.ovis_processor import OvisProcessor, OvisTilesProcessor
 from radixlm.multimodal.placeholders import check_parts
 from radixlm.multimodal.tile_processors import (
+    Glm4vProcessor,
     H2oProcessor,
     MantisProcessor,
     NvlmProcessor,
@@ -354,6 +355,7 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "ovis": OvisProcessor,
     "ovis_tiles": OvisTilesProcessor,
     "phi3": Phi3Processor,
+    "glm4v": Glm4vProcessor,
     "h2o": H2oProcessor,
     "nvlm": NvlmProcessor,
     "mantis": MantisProcessor,

@@ -432,6 +432,10 @@ class MediaProcessor:
         if self._spec.rope_by_image_index:
             grids = (g for one in media for g in positions.without_boundaries(one, self._merge))
             return positions.numbered_ids(len(ids), grids)
+        if self._spec.has_one_position:
+            spans = (span for one in media for span in one.spans)
+            grids = (positions.Grid(at + 1, count - 2, 1, 1, 0.0) for at, count in spans)
+            return positions.rope_ids(len(ids), grids)
         if self._spec.has_row_ends:
             grids = (g for one in media for g in positions.with_row_ends(one, self._merge))
             return positions.rope_ids(len(ids), grids)

@@ -1,5 +1,5 @@
-"""Processors of models whose encoder transformers has, with prompts of their own: H2OVL and NVLM-D
-cut images into tiles, Mantis and Tarsier take them as they are."""
+"""Processors of models whose prompts are their own: H2OVL and NVLM-D cut images into tiles, Mantis,
+Tarsier and GLM-4V take them as they are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.arch.media.config_json import Raw
+from radixlm.arch.media.layouts.glm4v import encoder_sizes
 from radixlm.base.lazy import load
 from radixlm.multimodal.custom_processor import (
     BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
     CustomProcessor,
     best_grid,
     cut_to,
@@ -124,3 +127,26 @@ class TarsierProcessor(_WholeImageProcessor):
         """The rows, each with its end, and the end of the image."""
         row_end, image_end = self._ends
         return (self.placeholder * self._row + row_end) * self._row + image_end
+
+
+class Glm4vProcessor(CustomProcessor):
+    """An image in one size: a placeholder for each square of four patches, one before and one
+    behind. All have the token that begins images; the text's own placeholder would end texts."""
+
+    placeholder = "<|begin_of_image|>"
+    image_token = "<|begin_of_image|><|endoftext|><|end_of_image|>"
+
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
+        super().__init__(tokenizer, folder)
+        sizes = encoder_sizes(raw)
+        self._side = int(sizes["image_size"])
+        self._count = (self._side // int(sizes["patch_size"]) // 2) ** 2 + 2
+
+    def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
+        """``pixel_values`` [1, 3, side, side]."""
+        square = image.convert("RGB").resize((self._side, self._side), BICUBIC)
+        return {"pixel_values": patches_of(square, self._side, CLIP_MEAN, CLIP_STD)}
+
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """The placeholders."""
+        return self.placeholder * self._count

@@ -13,7 +13,7 @@ from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedQkv, NormalizeRows
-from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
@@ -156,6 +156,19 @@ def chatglm(c: Config) -> Decoder:
             "ffn.down": layer + "mlp.dense_4h_to_h",
         },
     )
+
+
+def glm4v(c: Config) -> Decoder:
+    """ChatGLM beside an image encoder (``media/layouts/glm4v.py``). All tokens of an image have one
+    position, so that the sections of M-RoPE are alike."""
+    described = chatglm(c)
+    blocks = []
+    for block in described.blocks:
+        assert isinstance(block.mixer, Attention) and block.mixer.rope is not None
+        part, rest = divmod(block.mixer.rope.dim // 2, 3)
+        rope = replace(block.mixer.rope, mrope_sections=(part + rest, part, part))
+        blocks.append(replace(block, mixer=replace(block.mixer, rope=rope)))
+    return replace(described, blocks=tuple(blocks))
 
 
 def bailing_names(c: Config) -> Names:

@@ -77,9 +77,6 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Exaone4_5_ForConditionalGeneration": PLAIN,
     "FastVlmForConditionalGeneration": PLAIN,
-    "FunAsrNanoForConditionalGeneration": MultimodalSpec(
-        audio_processor="single", instruction="Transcribe the audio into text."
-    ),
     "FuyuForCausalLM": MultimodalSpec(single_image=True, image_first=True),
     "Gemma3ForConditionalGeneration": MultimodalSpec(
         text="media.composite:uncapped_logits", bidirectional="image"
@@ -88,6 +85,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
     "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
     "Glm46VForConditionalGeneration": _GLM,
+    "GLM4VForCausalLM": MultimodalSpec(
+        text="custom:glm4v",
+        video="none",
+        single_image=True,
+        has_one_position=True,
+        custom="glm4v",
+        layout="glm4v:LAYOUT",
+    ),
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
     "Glm5NextForConditionalGeneration": PLAIN,

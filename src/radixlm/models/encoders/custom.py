@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.dasheng import Dasheng
+from radixlm.models.encoders.glm4v import Glm4v
 from radixlm.models.encoders.kimi import Kimi, LocateAnything
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
@@ -413,6 +414,7 @@ class Dots(nn.Module):
 MODULES: dict[str, Any] = {
     "dasheng": Dasheng,
     "dots": Dots,
+    "glm4v": Glm4v,
     "minicpm": MiniCpm,
     "molmo": Molmo,
     "kimi": Kimi,
