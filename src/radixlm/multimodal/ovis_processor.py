@@ -112,7 +112,7 @@ class OvisTilesProcessor(CustomProcessor):
         """Placeholders of the tiles and of the marks between them."""
         tiles = len(arrays["pixel_values"])
         marks = 3 + max(0, tiles - 2)
-        return self.placeholder * (tiles * self._count + marks)
+        return str(self.placeholder) * (tiles * self._count + marks)
 
     def _square(self, image: Any) -> NDArray[np.float32]:
         """[3, side, side]: the image in the middle, zeros beside it."""

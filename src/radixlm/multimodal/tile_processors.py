@@ -53,14 +53,13 @@ class H2oProcessor(CustomProcessor):
         grid = best_grid(image, side, grids)
         tiles = cut_to(image, side, grid)
         if self._cuts_twice and num_images == 1:
-            coarse = tiles if len(tiles) > 1 else []
             others = [
                 other
                 for other in grids_of(self._most, 3)
                 if grid[0] % other[0] and grid[1] % other[1]
             ]
             fine = cut_to(image, side, best_grid(image, side, others))
-            tiles = [*fine[: len(fine) if len(fine) > 1 else 0], *coarse]
+            tiles = [tile for cut in (fine, tiles) if len(cut) > 1 for tile in cut]
             tiles.append(image.resize((side, side), BICUBIC))
         elif (self._has_whole or self._cuts_twice) and len(tiles) > 1:
             tiles.append(image.resize((side, side), BICUBIC))

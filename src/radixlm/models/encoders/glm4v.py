@@ -56,8 +56,8 @@ class Glm4v(nn.Module):
         self.conv = nn.Conv2d(width, dim, 2, 2)
         sizes = {"linear_proj": (dim, dim), "gate_proj": (dim, inner)}
         sizes |= {"dense_h_to_4h": (dim, inner), "dense_4h_to_h": (inner, dim)}
-        layers = {name: nn.Linear(*one, bias=False) for name, one in sizes.items()}
-        self.linear_proj = nn.ModuleDict({**layers, "norm1": nn.LayerNorm(dim)})
+        parts = {name: nn.Linear(*one, bias=False) for name, one in sizes.items()}
+        self.linear_proj = nn.ModuleDict({**parts, "norm1": nn.LayerNorm(dim)})
         self.boi, self.eoi = (nn.Parameter(torch.zeros(1, 1, dim)) for _ in range(2))
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:

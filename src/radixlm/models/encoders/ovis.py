@@ -140,7 +140,7 @@ class OvisTiles(nn.Module):
     def get_image_features(self, pixel_values: Tensor, tile_grid: Tensor) -> Tensor:
         """[all tiles, 3, side, side], int64 [images, 2] rows and columns -> [rows, D]."""
         seen, at, made = self._words(pixel_values), 0, []
-        start, prefix, column_end, row_end, end = self.vte.weight[-self._NUM_MARKS :].split(1)
+        start, prefix, column_end, row_end, end = self.vte.weight[-self._NUM_MARKS :].unsqueeze(1)
         for rows, columns in tile_grid.tolist():
             made += [start, seen[at], prefix]
             at += 1
