@@ -93,7 +93,7 @@ class OvisTilesProcessor(CustomProcessor):
         vision = config["vision_config"]
         self._side = int(vision["image_size"])
         row = math.ceil(self._side / int(vision["patch_size"]))
-        self._count = math.ceil(row / config["hidden_stride"]) ** 2
+        self._count = int(math.ceil(row / config["hidden_stride"]) ** 2)
         self._mean = options.get("image_mean") or HALF
         self._std = options.get("image_std") or HALF
         self._resample = int(options.get("resample") or BICUBIC)
@@ -112,7 +112,7 @@ class OvisTilesProcessor(CustomProcessor):
         """Placeholders of the tiles and of the marks between them."""
         tiles = len(arrays["pixel_values"])
         marks = 3 + max(0, tiles - 2)
-        return str(self.placeholder) * (tiles * self._count + marks)
+        return self.placeholder * (tiles * self._count + marks)
 
     def _square(self, image: Any) -> NDArray[np.float32]:
         """[3, side, side]: the image in the middle, zeros beside it."""
