@@ -18,7 +18,7 @@ from transformers import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 
 from radixlm.arch.hf import describe
-from radixlm.arch.recipes import normalize_rows
+from radixlm.arch.recipes import NormalizeRows
 from tests.arch import oracle
 from tests.fakes.shapes import LATENT, ROUTED
 
@@ -349,6 +349,6 @@ def test_logits_equal_a_renamed_hugging_face_model(architecture: str, tmp_path: 
 def test_baichuan_2_normalises_the_rows_of_its_head() -> None:
     raw = {"architectures": ["BaichuanForCausalLM"], **CASES["BaichuanForCausalLM"].config}
     assert "head" not in describe(raw).names
-    assert describe({**raw, "vocab_size": 125696}).names["head"].recipe is normalize_rows
-    rows = normalize_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.cat)
+    assert describe({**raw, "vocab_size": 125696}).names["head"].recipe == NormalizeRows()
+    rows = NormalizeRows()(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.cat)
     torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))

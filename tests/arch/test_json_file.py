@@ -3,6 +3,7 @@ are named."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -69,3 +70,9 @@ def test_a_start_reads_the_config_once(tmp_path: Path) -> None:
     for _ in range(2):
         resolved(ServerConfig.from_kwargs(**given), frozenset(given))
     assert _opened.count(str(tmp_path / "config.json")) == 1
+
+
+def test_infinities_as_transformers_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"limit": [0.0, {"__float__": "Infinity"}], "x": {"__float__": "-Infinity"}}')
+    assert read_object(path) == {"limit": [0.0, math.inf], "x": -math.inf}

@@ -36,7 +36,7 @@ def test_a_row_names_what_exists(name: str) -> None:
     layout = layout_of(row)
     assert (layout is None) == (not row.layout)
     assert layout is None or isinstance(layout, CheckpointLayout)
-    has_processor = layout is not None and bool(layout.processor or row.custom in IMAGE_PROCESSORS)
+    has_processor = row.custom in IMAGE_PROCESSORS or (layout is not None and layout.processor)
     assert has_processor or row.audio_processor or not row.custom
     assert isinstance(text_model_type(name, {}), str)
 

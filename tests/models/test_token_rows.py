@@ -73,7 +73,17 @@ def test_rewards_of_tokens_and_of_steps(tmp_path: Path) -> None:
 
 TOKEN_CLASSES = ("Bert", "ModernBert", "DistilBert", "Qwen3")
 SLOW_TOKEN_CLASSES = ("Albert", "DebertaV2", "Electra", "EuroBert", "NomicBert", "Gte", "RoFormer")
-SLOW_TOKEN_CLASSES += ("XLMRobertaXL", "Esm", "MPNet", "GPT2", "Falcon", "Phi3", "Bloom")
+SLOW_TOKEN_CLASSES += (
+    "XLMRobertaXL",
+    "Esm",
+    "MPNet",
+    "GPT2",
+    "Falcon",
+    "Phi3",
+    "Bloom",
+    "Apertus",
+    "Beam",
+)
 
 
 @pytest.mark.parametrize(

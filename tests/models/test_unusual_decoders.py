@@ -230,20 +230,34 @@ UNUSUAL_STATES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("KimiLinearForCausalLM", {"hidden_act": "relu"}),
     ("NemotronHForCausalLM", {"mamba_hidden_act": "relu"}),
+    ("ErnieForCausalLM", {"use_task_id": True, "type_vocab_size": 3}),
     ("ZambaForCausalLM", {"hidden_mamba_act": "gelu_new"}),
 ]
 
 
 @pytest.mark.parametrize(("architecture", "changes"), UNUSUAL_STATES)
-def test_biases_and_activations_of_recurrent_layers(
-    architecture: str, changes: dict[str, Any]
-) -> None:
+def test_biases_activations_and_task_ids(architecture: str, changes: dict[str, Any]) -> None:
     folder = cached_tiny(architecture, **changes)
     ids = torch.randint(3, 380, (20,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
         theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
     ours = PagedRunner(load_model(folder)).prefill({0: ids}, num_chunks=3)[0]
     assert relative_error(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("FalconH1ForCausalLM", MULTIPLIERS), ("RobertaPreLayerNormForCausalLM", {})],
+)
+def test_what_is_computed_of_16_bit_weights_is_not_rounded(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    folder = cached_tiny(architecture, dtype=torch.bfloat16, **changes)
+    ids = torch.randint(3, 380, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        theirs = reference_model(folder)(torch.tensor([ids])).logits[0]
+    ours = PagedRunner(load_model(folder)).prefill({0: ids})[0]
+    assert relative_error(ours, theirs) < 1e-5
 
 
 def test_multipliers_that_a_falcon_leaves_out() -> None:

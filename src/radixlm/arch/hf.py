@@ -218,7 +218,7 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
     if known in EAGLE3_HEADS and "draft_vocab_size" in raw:
         return EAGLE3_HEADS[known], model_type
     if known:
-        return known, model_type
+        return architecture_of({**raw, "architectures": [known]}), model_type
     if listed:
         return listed[0], model_type
     if model_type in defaults():

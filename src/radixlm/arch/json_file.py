@@ -8,13 +8,16 @@ from typing import Any
 
 from radixlm.base.errors import CheckpointError
 
+_TAG = "__float__"  # under which transformers writes infinities, as the only key of an object
+
 
 def read_json(path: Path) -> Any:
     """The file's value, a new one for each caller; CheckpointError for a file that is missing,
     truncated or not JSON."""
     try:
         stat = path.stat()
-        return json.loads(_bytes(path, (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size)))
+        data = _bytes(path, (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size))
+        return json.loads(data, object_hook=_untagged if _TAG.encode() in data else None)
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except OSError as error:
@@ -38,6 +41,10 @@ def object_or_empty(path: Path) -> dict[str, Any]:
         return read_object(path)
     except CheckpointError:
         return {}
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    return float(value[_TAG]) if set(value) == {_TAG} else value
 
 
 @lru_cache(maxsize=16)

@@ -17,6 +17,10 @@ Cat = Callable[[Sequence[Any], int], Any]
 Recipe = Callable[[Any, Cat], Any]
 
 
+class Computed(Record):
+    """Recipes that compute new numbers: of 16 bit tensors in float32, which nothing rounds yet."""
+
+
 class SelectRow(Record):
     """One row of a matrix."""
 
@@ -216,7 +220,7 @@ class DifferentialHeads(Record):
         return cat([*parts, pairs(tensor[rows:middle], cat), pairs(tensor[middle:], cat)], 0)
 
 
-class ScaleRows(Record):
+class ScaleRows(Computed):
     """Runs of rows (count, factor), each times its factor; all of a matrix times ``inputs``, which
     multiplies what it reads and so no bias."""
 
@@ -244,7 +248,7 @@ class RepeatInterleave(Record):
         return cat([rows.reshape(-1, 1)] * self.columns, 1) if self.columns else rows
 
 
-class Scaled(Record):
+class Scaled(Computed):
     """Every number times ``factor``."""
 
     factor: float
@@ -274,22 +278,27 @@ def message_queries(tensor: Any, cat: Cat) -> Any:
     return cat([tensor[at : at + 1] for layer in places for at in layer], 0)
 
 
-class JoinedTables(Record):
+class JoinedTables(Computed):
     """A table of ``rows`` rows with the first row of another, which lies below it, added to each:
-    what a token looks up in both, where it looks up that row."""
+    what a token looks up in both, where it looks up that row. ``further``: how many rows below that
+    one lies the first row of a third table; 0: there is none."""
 
     rows: int
+    further: int = 0
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
-        return tensor[: self.rows] + tensor[self.rows]
+        joined = tensor[: self.rows] + tensor[self.rows]
+        return joined + tensor[self.rows + self.further] if self.further else joined
 
 
-def normalize_rows(tensor: Any, cat: Cat) -> Any:
+class NormalizeRows(Computed):
     """Every row [in] divided by its length."""
-    return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
+
+    def __call__(self, tensor: Any, cat: Cat) -> Any:
+        return tensor / ((tensor * tensor).sum(-1, keepdims=True) ** 0.5).clip(1e-12)
 
 
-class RankScaled(Record):
+class RankScaled(Computed):
     """A vector times sqrt(``width`` / its length)."""
 
     width: int

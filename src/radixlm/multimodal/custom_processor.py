@@ -32,22 +32,34 @@ def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float
     return np.ascontiguousarray(cut.reshape(rows * columns, 3, size, size))
 
 
-def best_tiles(image: Any, side: int, max_tiles: int) -> list[Any]:
-    """Squares of ``side`` in the grid whose shape is nearest to the image's; an image that is
-    larger than half of a grid takes the larger of equal shapes."""
-    grids = sorted(
-        ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1)),
-        key=lambda grid: grid[0] * grid[1],
-    )
+def grids_of(max_tiles: int, min_tiles: int = 1) -> list[Size]:
+    """All grids of so many tiles, columns and rows, the smallest first."""
+    every = ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1))
+    return sorted((grid for grid in every if grid[0] * grid[1] >= min_tiles), key=math.prod)
+
+
+def best_grid(image: Any, side: int, grids: Sequence[Size]) -> Size:
+    """The grid whose shape is nearest to the image's; an image that is larger than half of a grid
+    takes the larger of equal shapes."""
     best, smallest = (1, 1), math.inf
     for grid in grids:
         distance = abs(image.width / image.height - grid[0] / grid[1])
         is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
         if distance < smallest or (distance == smallest and is_large):
             best, smallest = grid, distance
-    large = image.resize((side * best[0], side * best[1]), BICUBIC)
-    corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
+    return best
+
+
+def cut_to(image: Any, side: int, grid: Size) -> list[Any]:
+    """The tiles of a grid, row by row, each a square of ``side``."""
+    large = image.resize((side * grid[0], side * grid[1]), BICUBIC)
+    corners = [(side * x, side * y) for y in range(grid[1]) for x in range(grid[0])]
     return [large.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
+def best_tiles(image: Any, side: int, max_tiles: int) -> list[Any]:
+    """The tiles of the best of all grids of so many."""
+    return cut_to(image, side, best_grid(image, side, grids_of(max_tiles)))
 
 
 def joined(read: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

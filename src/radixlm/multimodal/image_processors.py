@@ -33,8 +33,15 @@ from radixlm.multimodal.custom_processor import (
 from radixlm.multimodal.kimi_processor import KimiProcessor, LocateAnythingProcessor
 from radixlm.multimodal.molmo_processor import MolmoProcessor
 from radixlm.multimodal.moondream_processor import MoondreamProcessor
-from radixlm.multimodal.ovis_processor import OvisProcessor
+from radixlm.multimodal.ovis_processor import OvisProcessor, OvisTilesProcessor
 from radixlm.multimodal.placeholders import check_parts
+from radixlm.multimodal.tile_processors import (
+    Glm4vProcessor,
+    H2oProcessor,
+    MantisProcessor,
+    NvlmProcessor,
+    TarsierProcessor,
+)
 
 _TRANSPOSED = 5
 _NUMBERED = re.compile(r"<\|image(?:_(\d+))?\|>")
@@ -346,7 +353,13 @@ PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "nemotron": NemotronProcessor,
     "moondream": MoondreamProcessor,
     "ovis": OvisProcessor,
+    "ovis_tiles": OvisTilesProcessor,
     "phi3": Phi3Processor,
+    "glm4v": Glm4vProcessor,
+    "h2o": H2oProcessor,
+    "nvlm": NvlmProcessor,
+    "mantis": MantisProcessor,
+    "tarsier": TarsierProcessor,
 }
 
 

@@ -87,3 +87,9 @@ def without_boundaries(media: Media, merge: int) -> Iterator[Grid]:
     grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
     for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
         yield Grid(start + 1, 1, rows // merge, columns // merge + 1)
+
+
+def at_one_place(media: Media, merge: int) -> Iterator[Grid]:
+    """Each image's placeholders without the first and the last, all at one position."""
+    for start, count in media.spans:
+        yield Grid(start + 1, count - 2, 1, 1, 0.0)

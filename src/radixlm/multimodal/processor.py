@@ -428,14 +428,14 @@ class MediaProcessor:
         """int32 [3, T], the positions of M-RoPE; None for a model without."""
         if not self._merge:
             return None
-        canvas = self._spec.canvas
         if self._spec.rope_by_image_index:
             grids = (g for one in media for g in positions.without_boundaries(one, self._merge))
             return positions.numbered_ids(len(ids), grids)
-        if self._spec.has_row_ends:
-            grids = (g for one in media for g in positions.with_row_ends(one, self._merge))
+        if self._spec.has_row_ends or self._spec.has_one_position:
+            read = positions.with_row_ends if self._spec.has_row_ends else positions.at_one_place
+            grids = (g for one in media for g in read(one, self._merge))
             return positions.rope_ids(len(ids), grids)
-        if canvas is None:
+        if (canvas := self._spec.canvas) is None:
             rate = self._spec.tokens_per_second
             return positions.rope_ids(
                 len(ids), (g for one in media for g in positions.boxes(one, self._merge, rate))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixlm.arch import spec
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
-from radixlm.arch.recipes import Recipe
+from radixlm.arch.recipes import Computed, Recipe
 from radixlm.base.record import Record, replace
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
@@ -167,9 +167,10 @@ class TensorJoiner:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def join(self, mapping: ParamMapping, param: Param) -> Tensor:
-        """This rank's part of the parameter's value, in the checkpoint's dtype: a view of the
-        source, or of a buffer if tensors were joined; valid until the next layer's parameter of the
-        same name. A value of another shape than the parameter's comes whole."""
+        """This rank's part of the parameter's value, in the checkpoint's dtype, or in float32 where
+        a recipe computes: a view of the source, or of a buffer if tensors were joined; valid until
+        the next layer's parameter of the same name. A value of another shape than the parameter's
+        comes whole."""
         source, recipe = self._source, mapping.recipe
         cut = param if recipe is None else _UNCUT
         if mapping.is_stacked:
@@ -178,7 +179,11 @@ class TensorJoiner:
             value = cut.part_of(source.read(mapping.tensors[0][0]))
         else:
             value = self._cat(mapping, [source.read(row[0]) for row in mapping.tensors], cut)
-        return value if recipe is None else param.part_of(recipe(value, concat))
+        if recipe is None:
+            return value
+        if isinstance(recipe, Computed) and value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
+        return param.part_of(recipe(value, concat))
 
     def _buffer(self, mapping: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (mapping.path.rpartition(".")[2], like.dtype)

@@ -22,8 +22,11 @@ def causal(c: Config, encoder: Decoder, head: tuple[str, str, str], act: Any = "
     names: dict[str, Any] = {**encoder.names, "head_dense": dense, "head_norm": norm}
     names["head"] = AnyOf(bias + ".decoder", bias)
     if encoder.encoder.token_types:
-        tables = (names["positions"], names["types"])
-        names["positions"] = Named(tables, JoinedTables(encoder.positions[0]))
+        types, further = names["types"], 0
+        if isinstance(types, Named):  # they are joined with a table of tasks
+            types, further = types.templates, encoder.encoder.token_types
+        tables = (names["positions"], *(types if further else (types,)))
+        names["positions"] = Named(tables, JoinedTables(encoder.positions[0], further))
     return replace(
         encoder,
         encoder=None,
@@ -57,7 +60,6 @@ def bert_decoder(c: Config) -> Decoder:
 
 
 def ernie(c: Config) -> Decoder:
-    c.refuse("use_task_id", False)
     return _cls(c, bert.ernie(_as_decoder(c)))
 
 

@@ -12,8 +12,8 @@ from radixlm.arch.families.alibi import alibi_slopes
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
-from radixlm.arch.recipes import GroupedQkv, normalize_rows
-from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
+from radixlm.arch.recipes import GroupedQkv, NormalizeRows
+from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Moe, Norm, Rope
 from radixlm.base.record import replace
 
 _H = "transformer.h.{i}."
@@ -72,7 +72,7 @@ def minicpm_scales(c: Config, described: Decoder) -> Decoder:
 def baichuan(c: Config) -> Decoder:
     names: Names = {"mixer.qkv": LAYER + "self_attn.W_pack"}
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
-        names = {**names, "head": Named(("lm_head",), normalize_rows)}
+        names = {**names, "head": Named(("lm_head",), NormalizeRows())}
     if c.is_explicit("max_position_embeddings"):
         return b.build_decoder(c, names=names)
     extras = AttentionExtras(
@@ -158,8 +158,21 @@ def chatglm(c: Config) -> Decoder:
     )
 
 
+def glm4v(c: Config) -> Decoder:
+    """ChatGLM beside an image encoder (``media/layouts/glm4v.py``). All tokens of an image have one
+    position, so that the sections of M-RoPE are alike."""
+    described = chatglm(c)
+    blocks = []
+    for block in described.blocks:
+        assert isinstance(block.mixer, Attention) and block.mixer.rope is not None
+        part, rest = divmod(block.mixer.rope.dim // 2, 3)
+        rope = replace(block.mixer.rope, mrope_sections=(part + rest, part, part))
+        blocks.append(replace(block, mixer=replace(block.mixer, rope=rope)))
+    return replace(described, blocks=tuple(blocks))
+
+
 def bailing_names(c: Config) -> Names:
-    head: Names = {"head": Named(("lm_head",), normalize_rows)} if c.get("norm_head") else {}
+    head: Names = {"head": Named(("lm_head",), NormalizeRows())} if c.get("norm_head") else {}
     return {
         **head,
         "embed": "model.word_embeddings",

@@ -44,9 +44,8 @@ def _rank(c: Config, key: str) -> int:
 
 
 def _limit(c: Config) -> tuple[float, float]:
-    """config.time_step_limit, whose infinity may be stored as an object or a string."""
-    low, high = c.get("time_step_limit", (0.0, math.inf))
-    return float(low), float(high) if isinstance(high, int | float) else math.inf
+    low, high = c.get("time_step_limit", (0.0, math.inf))  # infinity may be stored as a string
+    return float(low), float(high)
 
 
 _BACKBONE: Names = {

@@ -145,7 +145,8 @@ def _hunyuan_attention(c: Config) -> Attention:
     p, dim, bias = dict(c.rope_parameters), b.head_dim(c), c.attention_bias
     listed = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
     sections = tuple(int(one) for one in next((one for one in listed if one), ()))
-    if p["rope_type"] in ("dynamic", "xdrope") and p.get("alpha"):
+    p["rope_type"] = {"xdrope": "dynamic"}.get(p["rope_type"], p["rope_type"])
+    if p["rope_type"] == "dynamic" and p.get("alpha"):
         position = Rope(dim, float(p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))))
     else:
         position = b.rope(c.replace(rope_parameters=p), dim)

@@ -39,6 +39,10 @@ _ARCHITECTURES = {
     "vila": "VILAForConditionalGeneration",
     "nvila_lite": "NVILALiteForConditionalGeneration",
 }
+# architecture of a text model that a model with images names too -> that one's
+_WITH_VISION = dict.fromkeys(
+    ("ChatGLMModel", "ChatGLMForConditionalGeneration"), "GLM4VForCausalLM"
+)
 
 
 def flattened(raw: Raw) -> dict[str, Any]:
@@ -64,7 +68,8 @@ def generates_speech(raw: Raw) -> bool:
 def architecture_of(raw: Raw) -> str:
     """The architecture that config.json names, or its model_type implies; "" if neither."""
     listed = raw.get("architectures") or [_ARCHITECTURES.get(str(raw.get("model_type")), "")]
-    return str(listed[0])
+    name = str(listed[0])
+    return _WITH_VISION.get(name, name) if raw.get("vision_config") else name
 
 
 def deepstack_layers(raw: Raw) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         instruction="Transcribe the input speech.",
     ),
     "AyaVisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
+    "BeeForConditionalGeneration": MultimodalSpec(video="none", layout="llava:BEE"),
     "Blip2ForConditionalGeneration": _BLIP,
     "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
     "CLIPModel": MultimodalSpec(text="bert:clip", encoder="embedding", reader="nothing"),
@@ -70,6 +71,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Dots3NoteForConditionalGeneration": PLAIN,
     "DotsOCRForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
     "DotsVLMForCausalLM": MultimodalSpec(video="none", custom="dots", layout="dots:LAYOUT"),
+    "Eagle2_5_VLForConditionalGeneration": MultimodalSpec(video="none", layout="internvl:EAGLE"),
     "Emu3ForConditionalGeneration": PLAIN,
     "Ernie4_5_VL_MoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
     "Ernie4_5_VLMoeForConditionalGeneration": MultimodalSpec(text="ernie:ernie_vl", video="none"),
@@ -83,6 +85,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Gemma4ForConditionalGeneration": MultimodalSpec(reader="gemma4"),
     "Gemma4UnifiedForConditionalGeneration": MultimodalSpec(reader="gemma4_unified"),
     "Glm46VForConditionalGeneration": _GLM,
+    "GLM4VForCausalLM": MultimodalSpec(
+        text="custom:glm4v",
+        video="none",
+        single_image=True,
+        has_one_position=True,
+        custom="glm4v",
+        layout="glm4v:LAYOUT",
+    ),
     "Glm4vForConditionalGeneration": _GLM,
     "Glm4vMoeForConditionalGeneration": _GLM,
     "Glm5NextForConditionalGeneration": PLAIN,
@@ -99,6 +109,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "GraniteSpeechForConditionalGeneration": _GRANITE_SPEECH,
     "GraniteSpeechPlusForConditionalGeneration": _GRANITE_SPEECH,
+    "H2OVLChatModel": MultimodalSpec(video="none", custom="h2o", layout="internvl:INTERNVL"),
     "HfMoondream": _MOONDREAM,
     "HunYuanVLForConditionalGeneration": MultimodalSpec(rope_by_image_index=True),
     "HYV4VLForConditionalGeneration": MultimodalSpec(
@@ -165,6 +176,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "LocateAnythingForConditionalGeneration": MultimodalSpec(
         video="none", custom="locate_anything", layout="kimi:LOCATE_ANYTHING"
     ),
+    "MantisForConditionalGeneration": MultimodalSpec(
+        video="none", custom="mantis", hf_model_type="llava"
+    ),
     "MiDashengLMModel": MultimodalSpec(
         video="none",
         custom="dasheng",
@@ -229,6 +243,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "NVILALiteForConditionalGeneration": MultimodalSpec(
         video="none", custom="vila", layout="vila:LAYOUT"
     ),
+    "NVLM_D_Model": MultimodalSpec(video="none", custom="nvlm", layout="internvl:NVLM"),
+    "OpenCUAForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OPENCUA"),
+    "Ovis": MultimodalSpec(video="none", custom="ovis_tiles", layout="ovis:TILES"),
     "Ovis2_5": _OVIS,
     "Ovis2_6_MoeForCausalLM": _OVIS,
     "Ovis2_6ForCausalLM": _OVIS,
@@ -280,6 +297,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         text_architecture="Qwen4ExpForCausalLM",
         needs_token_ids=True,
     ),
+    "RForConditionalGeneration": MultimodalSpec(video="none", layout="llava:R_4B"),
     "Sarashina2VisionForCausalLM": MultimodalSpec(video="none", layout="qwen:SARASHINA"),
     "Siglip2Model": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
     "SiglipModel": MultimodalSpec(text="bert:siglip", encoder="embedding", reader="nothing"),
@@ -292,6 +310,10 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     ),
     "StepVLForConditionalGeneration": MultimodalSpec(
         text_model_type="step:text_model_type", layout="step:LAYOUT"
+    ),
+    "Tarsier2ForConditionalGeneration": replace(_QWEN2, video="none", layout="qwen:TARSIER2"),
+    "TarsierForConditionalGeneration": MultimodalSpec(
+        video="none", custom="tarsier", hf_model_type="llava"
     ),
     "VideoLlama3ForConditionalGeneration": PLAIN,
     "VideoLlavaForConditionalGeneration": PLAIN,

@@ -61,6 +61,8 @@ class MultimodalSpec(Record):
     mrope_is_interleaved: bool = False
     # M-RoPE counts images in its first section; the text behind an image is not shifted
     rope_by_image_index: bool = False
+    # an image has one position in all sections, and its boundary tokens one each
+    has_one_position: bool = False
     # each row of an image ends with a placeholder of its own, a column further for M-RoPE; each
     # frame of a video counts on from the one before
     has_row_ends: bool = False

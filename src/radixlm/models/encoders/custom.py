@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.dasheng import Dasheng
+from radixlm.models.encoders.glm4v import Glm4v
 from radixlm.models.encoders.kimi import Kimi, LocateAnything
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.encoders.molmo import Molmo
 from radixlm.models.encoders.moondream import Moondream
-from radixlm.models.encoders.ovis import Ovis
+from radixlm.models.encoders.ovis import Ovis, OvisTiles
 from radixlm.models.encoders.patch_rope import rotated, square_places, turns
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
@@ -35,7 +36,7 @@ def build(
     try:
         config = layout.config(raw)
         with torch.device("cpu"):
-            module = _MODULES[name](config).to(dtype)
+            module = MODULES[name](config).to(dtype)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
     report = fill(module, layout, folder, dtype)
@@ -410,9 +411,10 @@ class Dots(nn.Module):
         return torch.cat(encoded)
 
 
-_MODULES: dict[str, Any] = {
+MODULES: dict[str, Any] = {
     "dasheng": Dasheng,
     "dots": Dots,
+    "glm4v": Glm4v,
     "minicpm": MiniCpm,
     "molmo": Molmo,
     "kimi": Kimi,
@@ -421,5 +423,6 @@ _MODULES: dict[str, Any] = {
     "vila": Vila,
     "moondream": Moondream,
     "ovis": Ovis,
+    "ovis_tiles": OvisTiles,
     "phi3": Phi3,
 }

@@ -23,6 +23,11 @@ def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: An
     """The config of the class; CheckpointError where config.json does not make one."""
     try:
         values = layout.config(layout.completed(raw, folder))
+        vision = values.get("vision_config") or {}
+        if str(vision.get("model_type")).endswith(
+            "_vision_model"
+        ):  # may be another than its class's
+            values["vision_config"] = transformers.AutoConfig.for_model(**vision)
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: its encoders cannot be understood: {error}") from error
@@ -85,11 +90,22 @@ def _move_norm(model: Any, dtype: torch.dtype) -> None:
     projector.pre_norm, projector.linear_1 = nn.Identity(), nn.Sequential(norm, projector.linear_1)
 
 
+def _shape_projector(model: Any, dtype: torch.dtype) -> None:
+    """Another width, no biases or a norm in front, as ``projector_shape`` of the config says."""
+    projector, shape = model.multi_modal_projector, model.config.projector_shape
+    inputs, outputs = projector.linear_1.in_features, projector.linear_2.out_features
+    first = nn.Linear(inputs, shape["inner"], bias=shape["bias"], dtype=dtype)
+    projector.linear_2 = nn.Linear(shape["inner"], outputs, bias=shape["bias"], dtype=dtype)
+    norm = nn.LayerNorm(inputs, shape["norm_eps"], dtype=dtype) if "norm_eps" in shape else None
+    projector.linear_1 = first if norm is None else nn.Sequential(norm, first)
+
+
 # key of a layout's config -> what it changes of the class's model
 _CHANGES = {
     "has_projector_norms": _add_norms,
     "has_output_norm": _add_output_norm,
     "has_merged_norm": _move_norm,
+    "projector_shape": _shape_projector,
 }
 
 

@@ -1,8 +1,9 @@
-"""The encoder of Ovis 2.5. The parameters have the published names.
+"""The encoders of Ovis. The parameters of 2.5 have the published names.
 
 Legend: N patches of an image, C channels of the encoder, D of the decoder.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -95,3 +96,70 @@ class Ovis(nn.Module):
             shares = self.head(squares).softmax(-1)
             made += [begin[None], shares @ table[:-_NUM_MARKS], end[None]]
         return torch.cat(made)
+
+
+class _Tower(nn.Module):
+    """SigLIP or AIMv2 on tiles of one size, without the last norm."""
+
+    def __init__(self, kind: str, values: dict[str, Any]) -> None:
+        super().__init__()
+        from transformers import Ovis2VisionConfig, SiglipVisionConfig  # noqa: PLC0415  (2 s)
+        from transformers.models.ovis2 import modeling_ovis2 as aim  # noqa: PLC0415
+        from transformers.models.siglip import modeling_siglip as siglip  # noqa: PLC0415
+
+        is_siglip = kind == "siglip_vision_model"
+        config: Any = (SiglipVisionConfig if is_siglip else Ovis2VisionConfig)(**values)
+        config._attn_implementation = "sdpa"
+        parts = (siglip.SiglipVisionEmbeddings, siglip.SiglipEncoder)
+        if not is_siglip:
+            parts = (aim.Ovis2VisionEmbeddings, aim.Ovis2VisionEncoder)
+        self.embeddings, self.encoder = (part(config) for part in parts)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, patches, C]."""
+        seen: Tensor = self.encoder(inputs_embeds=self.embeddings(tiles)).last_hidden_state
+        return seen
+
+
+class OvisTiles(nn.Module):
+    """Ovis 1.6 and 2: as ``Ovis``, with a row of its own before an image, behind the whole image,
+    between the tiles of a row, between the rows, and behind the image."""
+
+    _NUM_MARKS = 5  # last rows of the vocabulary, in this order
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self._merge, vocab = config["hidden_stride"], config["visual_vocab_size"]
+        self._is_hard = config["tokenize_function"] != "softmax"
+        self.vit = _Tower(config["kind"], config["vision_config"])
+        words = vocab - self._NUM_MARKS
+        wide = config["vision_config"]["hidden_size"] * self._merge**2
+        self.head = nn.Sequential(nn.Linear(wide, words, bias=False), nn.LayerNorm(words))
+        self.vte = nn.Embedding(vocab, config["hidden_size"])
+
+    def get_image_features(self, pixel_values: Tensor, tile_grid: Tensor) -> Tensor:
+        """[all tiles, 3, side, side], int64 [images, 2] rows and columns -> [rows, D]."""
+        seen, at, made = self._words(pixel_values), 0, []
+        start, prefix, column_end, row_end, end = self.vte.weight[-self._NUM_MARKS :].unsqueeze(1)
+        for rows, columns in tile_grid.tolist():
+            made += [start, seen[at], prefix]
+            at += 1
+            for place in range(rows * columns if rows * columns > 1 else 0):
+                if place:
+                    made.append(column_end if place % columns else row_end)
+                made.append(seen[at + place])
+            at += rows * columns if rows * columns > 1 else 0
+            made.append(end)
+        return torch.cat(made)
+
+    def _words(self, tiles: Tensor) -> Tensor:
+        """[tiles, 3, side, side] -> [tiles, squares, D]: means of the vocabulary's rows."""
+        rows, merge = self.vit(tiles), self._merge
+        side = math.isqrt(rows.shape[1])
+        odd = -side % merge
+        grid = nn.functional.pad(rows.unflatten(1, (side, side)), (0, 0, 0, odd, 0, odd))
+        side = (side + odd) // merge
+        squares = grid.reshape(len(rows), side, merge, side, merge, -1).transpose(2, 3)
+        words = self.head(squares.reshape(len(rows), side * side, -1))
+        table = self.vte.weight[: -self._NUM_MARKS]
+        return table[words.argmax(-1)] if self._is_hard else words.softmax(-1) @ table

@@ -23,7 +23,7 @@ from radixlm.arch.media.config_json import architecture_of, generates_speech
 from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers, transformers_loading
-from radixlm.models.encoders.custom import build
+from radixlm.models.encoders.custom import MODULES, build
 from radixlm.models.encoders.layout_weights import config_of, fill, pretrained
 from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
@@ -232,7 +232,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         if generates_speech(raw):
             log.info("%s: the parts that generate speech are not loaded", folder)
         layout = layout_of(spec)
-        if layout is not None and layout.names and spec.custom:
+        if layout is not None and spec.custom in MODULES:
             return (*build(spec.custom, layout, raw, folder, dtype), 1.0)
         if layout is not None:
             config = config_of(layout, raw, folder, transformers)

@@ -1,12 +1,20 @@
-"""InternVL as its authors publish it, and Intern-S1: both have the layers of InternVL in
-transformers."""
+"""InternVL as its authors publish it, and models with its layers or its projector: Intern-S1,
+NVLM-D, H2OVL and Eagle 2.5."""
 
+from pathlib import Path
 from typing import Any
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
 from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.base.record import replace
 
 _BLOCK, _LAYER = r"vision_model\.encoder\.layers\.(\d+)\.", r"vision_tower.encoder.layer.\1."
+_PROJECTOR: Rules = (
+    (r"mlp1\.0", "multi_modal_projector.layer_norm"),
+    (r"mlp1\.1", "multi_modal_projector.linear_1"),
+    (r"mlp1\.3", "multi_modal_projector.linear_2"),
+)
 _INTERNVL: Rules = (
     (r"vision_model\.embeddings\.class_embedding", "vision_tower.embeddings.cls_token"),
     (
@@ -25,9 +33,7 @@ _INTERNVL: Rules = (
     (_BLOCK + "ls1", _LAYER + "lambda_1"),
     (_BLOCK + "ls2", _LAYER + "lambda_2"),
     (_BLOCK + r"mlp\.", _LAYER + "mlp."),
-    (r"mlp1\.0", "multi_modal_projector.layer_norm"),
-    (r"mlp1\.1", "multi_modal_projector.linear_1"),
-    (r"mlp1\.3", "multi_modal_projector.linear_2"),
+    *_PROJECTOR,
 )
 
 
@@ -91,6 +97,57 @@ INTERNVL = CheckpointLayout(
     options=_internvl_options,
     image_options=_internvl_image_options,
     tokens=_TOKENS,
+)
+
+# ---- NVLM-D and Eagle 2.5 -----------------------------------------------------------------------
+
+
+def _nvlm(raw: Raw) -> dict[str, Any]:
+    """The projector is as wide as the text model's feed-forward layers and has no biases."""
+    llm = raw.get("llm_config") or raw["text_config"]
+    return {
+        **_internvl(raw),
+        "projector_shape": {"inner": int(llm["intermediate_size"]), "bias": False},
+    }
+
+
+def _eagle(raw: Raw) -> dict[str, Any]:
+    """SigLIP in place of InternVL's encoder."""
+    vision = {"model_type": "siglip_vision_model", "vision_use_head": False}
+    return {
+        "model_type": "internvl",
+        "downsample_ratio": raw.get("downsample_ratio", 0.5),
+        "vision_feature_layer": raw.get("select_layer", -1),
+        "vision_feature_select_strategy": "full",
+        "text_config": stub(int(raw["text_config"]["hidden_size"])),
+        "vision_config": {**raw["vision_config"], **vision},
+    }
+
+
+def _with_pixels(raw: Raw, folder: Path) -> Raw:
+    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
+
+
+def _eagle_image_options(raw: Raw) -> dict[str, Any]:
+    half = [0.5, 0.5, 0.5]
+    means = {key: raw["pixels"].get(key) or half for key in ("image_mean", "image_std")}
+    return {**_internvl_image_options(raw), **means}
+
+
+NVLM = replace(INTERNVL, config=_nvlm)
+EAGLE = replace(
+    INTERNVL,
+    config=_eagle,
+    names=(
+        (
+            r"vision_model\.(?:vision_model\.)?((?:embeddings|encoder|post_layernorm)\.)",
+            r"vision_tower.\1",
+        ),
+        *_PROJECTOR,
+    ),
+    unused=r"vision_tower\.head\.",
+    completed=_with_pixels,
+    image_options=_eagle_image_options,
 )
 
 # ---- Intern-S1 ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import read_object
+from radixlm.arch.json_file import object_or_empty, read_object
 from radixlm.arch.media.config_json import Raw
 from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
 from radixlm.base.errors import CheckpointError
@@ -223,3 +223,57 @@ LLAVA_VIDEO = replace(
     tokens={"image_token": "<image>", "video_token": "<video>"},
     video_processor=_llava_video_processor,
 )
+
+# ---- Bee and R-4B -------------------------------------------------------------------------------
+
+_ONEVISION_KEYS = (
+    *("image_grid_pinpoints", "vision_feature_layer", "vision_feature_select_strategy"),
+    *("vision_aspect_ratio", "projector_hidden_act"),
+)
+_PIXELS = ("size", "crop_size", "image_mean", "image_std", "resample", "image_grid_pinpoints")
+
+
+def _with_pixels(raw: Raw, folder: Path) -> Raw:
+    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
+
+
+def _normed(raw: Raw, widening: int) -> dict[str, Any]:
+    """LLaVA-OneVision with a norm before its projector, which is ``widening`` times as wide as the
+    text model inside."""
+    dim = int(raw["text_config"]["hidden_size"])
+    return {
+        "model_type": "llava_onevision",
+        **{key: raw[key] for key in _ONEVISION_KEYS if key in raw},
+        "vision_config": dict(raw["vision_config"]),
+        "text_config": stub(dim),
+        "projector_shape": {"inner": widening * dim, "bias": True, "norm_eps": 1e-6},
+    }
+
+
+def _normed_options(raw: Raw) -> dict[str, Any]:
+    vision = raw["vision_config"]
+    return {
+        "num_image_tokens": (int(vision["image_size"]) // int(vision["patch_size"])) ** 2,
+        "vision_feature_select_strategy": raw.get("vision_feature_select_strategy", "full"),
+        "vision_aspect_ratio": raw.get("vision_aspect_ratio", "anyres_max_9"),
+    }
+
+
+R_4B = CheckpointLayout(
+    lambda raw: _normed(raw, 1),
+    (
+        (rf"(?:model\.)?vision_tower\.(?:vision_model\.)?{_ENCODER_PARTS}", r"vision_tower.\1"),
+        (r"(?:model\.)?multi_modal_projector\.pre_norm\.", "multi_modal_projector.linear_1.0."),
+        (r"(?:model\.)?multi_modal_projector\.linear_1\.", "multi_modal_projector.linear_1.1."),
+        (r"(?:model\.)?multi_modal_projector\.linear_2\.", "multi_modal_projector.linear_2."),
+        (r"(?:model\.)?image_newline", "image_newline"),
+    ),
+    unused=r"vision_tower\.post_layernorm\.|vision_tower\.head\.",
+    completed=_with_pixels,
+    processor="LlavaOnevisionProcessor",
+    image_processor="LlavaOnevision",
+    options=_normed_options,
+    image_options=lambda raw: {k: raw["pixels"][k] for k in _PIXELS if k in raw["pixels"]},
+    tokens={"image_token": "<image>"},
+)
+BEE = replace(R_4B, config=lambda raw: _normed(raw, 4))

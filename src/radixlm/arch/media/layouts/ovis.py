@@ -1,4 +1,5 @@
-"""Ovis 2.5: an encoder with a visual vocabulary (``models/encoders/ovis.py``) beside Qwen 3."""
+"""Ovis: encoders with a visual vocabulary (``models/encoders/ovis.py``). 2.5 takes images in
+patches, 1.6 and 2 in tiles."""
 
 from typing import Any
 
@@ -50,3 +51,50 @@ def _config(raw: Raw) -> dict[str, Any]:
 
 
 LAYOUT = CheckpointLayout(_config, _NAMES)
+
+# ---- Ovis 1.6 and 2 -----------------------------------------------------------------------------
+
+_VIT, _TRUNK = r"visual_tokenizer\.backbone\.", r"trunk\.blocks\.(\d+)\."
+_TILES: Rules = (
+    (_VIT + r"preprocessor\.patchifier\.proj\.", "vit.embeddings.patch_embedding."),
+    (_VIT + r"preprocessor\.patchifier\.norm\.", "vit.embeddings.rms_norm."),
+    (_VIT + r"preprocessor\.pos_embed", "vit.embeddings.position_embedding.weight"),
+    (_VIT + _TRUNK + r"norm_([12])\.", r"vit.encoder.layers.\1.rms_norm\2."),
+    (_VIT + _TRUNK + r"attn\.qkv\.", r"vit.encoder.layers.\1.attention.[q|k|v]_proj."),
+    (_VIT + _TRUNK + r"attn\.proj\.", r"vit.encoder.layers.\1.attention.out_proj."),
+    (_VIT + _TRUNK + r"mlp\.fc1\.", r"vit.encoder.layers.\1.ffn.gate_proj."),
+    (_VIT + _TRUNK + r"mlp\.fc2\.", r"vit.encoder.layers.\1.ffn.down_proj."),
+    (_VIT + _TRUNK + r"mlp\.fc3\.", r"vit.encoder.layers.\1.ffn.up_proj."),
+    (_VIT + r"(?:vision_model\.)?((?:embeddings|encoder)\.)", r"vit.\1"),
+    (r"visual_tokenizer\.head\.", "head."),
+    (r"vte\.weight", "vte.weight"),
+)
+_TOKENIZE = ("softmax", "st_argmax", "gumbel_argmax")
+# model_type of the text model -> the token that stands for each of an image's rows
+PLACEHOLDERS = {
+    "gemma2": "<unused0>",
+    "llama": "<|reserved_special_token_0|>",
+    "qwen2": "<|image_pad|>",
+}
+
+
+def tiles_config(raw: Raw) -> dict[str, Any]:
+    """ValueError for an encoder of another kind."""
+    given = raw["visual_tokenizer_config"]
+    vision, tokenize = dict(given["backbone_config"]), given.get("tokenize_function", "softmax")
+    kind = vision.pop("model_type", "aimv2")
+    if kind not in ("aimv2", "siglip_vision_model") or tokenize not in _TOKENIZE:
+        raise ValueError(f"visual_tokenizer_config: {kind!r}, tokenize_function {tokenize!r}")
+    if given.get("drop_cls_token"):
+        raise ValueError("visual_tokenizer_config: drop_cls_token = true")
+    return {
+        "kind": kind,
+        "vision_config": vision,
+        "tokenize_function": tokenize,
+        "hidden_stride": int(given.get("hidden_stride", 1)),
+        "visual_vocab_size": int(given["vocab_size"]),
+        "hidden_size": int(raw.get("hidden_size") or raw["llm_config"]["hidden_size"]),
+    }
+
+
+TILES = CheckpointLayout(tiles_config, _TILES, unused=r"vit\.(?:head|post_layernorm)\.")

@@ -1,5 +1,5 @@
-"""Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and POINTS 1.5 and
-Sarashina2-Vision with Qwen2-VL's encoder."""
+"""Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and models with the encoders of
+Qwen2-VL and Qwen2.5-VL: POINTS 1.5, Sarashina2-Vision, Tarsier 2, OpenCUA."""
 
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,21 @@ def _points(raw: Raw) -> dict[str, Any]:
     return {"model_type": "qwen2_vl", "vision_config": vision, "text_config": text}
 
 
+def _opencua(raw: Raw) -> dict[str, Any]:
+    """Qwen2.5-VL's encoder."""
+    text = {**stub(int(raw["text_config"]["hidden_size"])), "model_type": "qwen2_5_vl_text"}
+    vision = {**raw["vision_config"], "model_type": "qwen2_5_vl"}
+    vision.setdefault("out_hidden_size", text["hidden_size"])
+    return {"model_type": "qwen2_5_vl", "vision_config": vision, "text_config": text}
+
+
+def _tarsier2(raw: Raw) -> dict[str, Any]:
+    """Qwen2-VL."""
+    text = {**stub(int(raw["text_config"]["hidden_size"])), "model_type": "qwen2_vl_text"}
+    vision = {**raw["vision_config"], "model_type": "qwen2_vl"}
+    return {"model_type": "qwen2_vl", "vision_config": vision, "text_config": text}
+
+
 def _with_pixels(raw: Raw, folder: Path) -> Raw:
     return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
 
@@ -87,3 +102,11 @@ SARASHINA = replace(
     names=_SARASHINA,
     tokens={"image_token": "<|file|>", "video_token": "<|video_pad|>"},
 )
+OPENCUA = replace(
+    POINTS,
+    config=_opencua,
+    names=((r"(?:vision_tower|visual)\.", "visual."),),
+    processor="Qwen2_5_VLProcessor",
+    tokens={"image_token": "<|media_placeholder|>", "video_token": "<|video_pad|>"},
+)
+TARSIER2 = replace(POINTS, config=_tarsier2, names=((r"vision_tower\.", "visual."),))
