@@ -4,6 +4,7 @@ scheduler.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,11 +85,12 @@ def _record(config: ServerConfig, engine: LoadedEngine, runner: Runner) -> None:
     """Record steps as graphs, where the device has them."""
     profiler, device = engine.parts.profiler, engine.device
     if engine.graph_sizes.decodes and profiler is not None:
-        free = available_on(device)
+        free, began_s = available_on(device), time.perf_counter()
         with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
             pads = not config.execute.disable_cuda_graph_padding
             record_graphs(runner, engine.graph_sizes, pads)
         engine.controls.note_graphs(free - available_on(device))
+        engine.facts["graph_seconds"] = time.perf_counter() - began_s
 
 
 def assemble(
