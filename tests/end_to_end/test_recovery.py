@@ -266,7 +266,7 @@ def test_an_engine_that_dies_while_connections_hold_all_descriptors_is_replaced(
             deadline_s = time.monotonic() + 60
             while server.client.get("/ready").status_code == 200:
                 assert time.monotonic() < deadline_s, "the death was not noticed"
-            server.wait_ready(60)
+            server.wait_ready()
             assert server.post("/generate", **BODIES[0]).json()["output_ids"] == wanted
         finally:
             for connection in kept:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -36,3 +38,12 @@ def test_an_engine_without_standard_output_ends_in_order() -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "radixlm.engine.worker"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_engine_whose_server_is_gone_does_not_wait_for_torch(tmp_path: Path) -> None:
+    """Its server ended before the kernel was asked to tell of that."""
+    (tmp_path / "torch.py").write_text("import threading\nthreading.Event().wait()\n")
+    command = [sys.executable, "-m", "radixlm.engine.worker"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, timeout=60)
+    assert done.returncode == 0

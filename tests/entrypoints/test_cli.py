@@ -65,6 +65,20 @@ def test_run_batch_keeps_its_input(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is the input too" in capsys.readouterr().err and file.read_text() == text
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&- 2>&-", "2>&-"])
+def test_processes_of_a_program_without_standard_files_have_them(
+    closed: str, tmp_path: Path
+) -> None:
+    """An engine without standard error cannot tell of its crash, and did not start."""
+    inner = "import os; [os.fstat(number) for number in range(3)]"
+    code = (
+        "import subprocess, sys; from radixlm.entrypoints.cli import main; main(['version']); "
+        f"sys.exit(subprocess.run([sys.executable, '-c', {inner!r}], close_fds=True).returncode)"
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 0
+
+
 def test_closed_standard_files_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert cli.main(["version"]) == 0

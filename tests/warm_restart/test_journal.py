@@ -130,7 +130,7 @@ def test_a_restart_finds_the_whole_tree(has_window):
     for _ in range(25):
         for _ in range(draw.randrange(1, 30)):
             engine.act(draw)
-        assert engine.journal.settle(20)
+        assert engine.journal.settle(20) and engine.journal.num_pending == 0
         before = engine.paths()
         engine.journal.close()
         engine = Engine(engine.memory.copy(), has_window)

@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import save_file
 from torch import ones
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.weight_updates import occupation as occupations
 from radixlm.weight_updates.occupation import MemoryOccupation
 from radixlm.weight_updates.registry import WeightsOptions, WeightsRegistry, WeightsUpdate
 from radixlm.wire.replies import ControlReply, LoadReport
@@ -39,7 +40,10 @@ class Intake:
     def ask(self, replica: Any, verb: str, args: Any) -> asyncio.Future[ControlReply]:
         self.asked.append((replica.index, verb))
         future = asyncio.get_running_loop().create_future()
-        future.set_result(self.answer(replica.index, verb))
+        try:
+            future.set_result(self.answer(replica.index, verb))
+        except Overloaded as error:
+            future.set_exception(error)
         return future
 
     async def control(self, verb: str, **args: Any) -> ControlReply:
@@ -66,8 +70,45 @@ async def test_an_engine_that_begins_meanwhile_serves_nothing_else(number: int) 
         assert outcome.is_ok and intake.asked == [*asked, (1, "prepare_weights"), *published]
     else:
         assert not outcome.is_ok and "update again" in outcome.message
+        assert outcome.retry_after_s  # another try may succeed
         assert intake.weights.source is None and intake.asked[:3] == asked
         assert intake.asked.count((0, "prepare_weights")) == 3
+
+
+@pytest.mark.parametrize("when", ["before", "prepare_weights", "quiesce", "for good"])
+async def test_an_engine_that_dies_is_waited_for(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one has the old weights: it reads the new ones before they hold."""
+    intake, deaths = Intake(1), [when]
+    monkeypatch.setattr(occupations, "IDLE_POLL_S", 0)
+
+    def die() -> None:
+        deaths.clear()
+        intake.replicas.ready = []
+        if when == "for good":
+            intake.failure = Overloaded("gone")
+        else:
+            asyncio.get_running_loop().call_later(0, intake.replicas.ready.append, intake.engine(1))
+
+    def answer(index: int, verb: str) -> ControlReply:
+        if deaths and verb == "prepare_weights":
+            die()
+            if when != "quiesce":
+                raise Overloaded("the engine restarts", retry_after_s=2.0)
+        return intake.agree(index, verb)
+
+    intake.answer = answer
+    if when == "before":
+        die()
+    outcome = await asyncio.wait_for(intake.weights.update(WeightsUpdate("/new")), 10)
+    if when == "for good":
+        assert not outcome.is_ok and outcome.retry_after_s and intake.weights.source is None
+        return
+    old = ["prepare_weights", "drop_weights"]
+    first = [] if when == "before" else [(0, verb) for verb in old]
+    assert outcome.is_ok and intake.weights.source is not None
+    assert intake.asked == [*first, (1, "prepare_weights"), (1, "publish_weights")]
 
 
 async def test_an_exchange_that_fails_is_told(tmp_path: Path) -> None:

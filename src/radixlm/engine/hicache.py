@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
+from radixlm.base.system_memory import system_memory
 from radixlm.base.units import format_bytes
 from radixlm.config.host import total_memory_bytes
 from radixlm.config.memory import MemoryConfig
@@ -93,7 +92,7 @@ def make_hicache(
     if not memory.enable_hierarchical_cache:
         return None
     codec, secret = Codec(), store_secret(config)
-    total_bytes = total_memory_bytes(psutil.virtual_memory().total)
+    total_bytes = total_memory_bytes(system_memory().total)
     kept_free = int(min(_MAX_FREE_BYTES, _FREE_SHARE * total_bytes))
     room = free_bytes - kept_free // config.parallel.num_processes
     budget = host_bytes(memory, pool_bytes, room, lazy_bytes)

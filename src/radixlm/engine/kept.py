@@ -123,6 +123,10 @@ class KeptPages:
             of_group = partial(digests, group)
             self.journals.append(PageJournal(data, num_pages, pools.page_size, of_group))
 
+    def count_pending(self) -> int:
+        """Pages without a checksum so far, which a kill now would lose."""
+        return sum(journal.num_pending for journal in self.journals)
+
     def follow(self, cache: RadixCache, group: int) -> None:
         """Fill a group's new prefix cache with what is found, if it is the first of a restarted
         engine."""

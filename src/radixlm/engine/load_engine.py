@@ -213,6 +213,8 @@ def load_engine(
     again = partial(_fill_again, model, config, info, where, loaded.packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
     controls.note_pools(occupation.resident_pool_bytes)
+    if steps.kept is not None:
+        controls.note_kept(steps.kept.count_pending)
     is_restart = boot.number > 0
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers, is_restart)
     parts = EngineParts(

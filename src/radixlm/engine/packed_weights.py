@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import psutil
 import torch
 
 from radixlm.base.record import Record, replace
+from radixlm.base.system_memory import system_memory
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.host import free_memory_bytes
 from radixlm.config.server_config import ServerConfig
@@ -303,7 +303,7 @@ class PackedWeights(Feature):
 
 def available_bytes() -> int:
     """Memory that this process could still take, within its container's limit."""
-    return free_memory_bytes(int(psutil.virtual_memory().available))
+    return free_memory_bytes(system_memory().available)
 
 
 def make_room(directory: Path, limit_bytes: int, num_bytes: int) -> None:

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
+from radixlm.base.system_memory import system_memory
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import is_placed
 from radixlm.engine.packed_key import find_packed
@@ -28,7 +27,7 @@ def read_ahead(folder: Path, packed: Sequence[Path] = ()) -> threading.Thread | 
     files, num_bytes = _sized(packed) if packed else _weights(folder)
     if not hasattr(os, "posix_fadvise") or not num_bytes:
         return None
-    if num_bytes > MAX_CACHE_SHARE * psutil.virtual_memory().available:
+    if num_bytes > MAX_CACHE_SHARE * system_memory().available:
         return None
     thread = threading.Thread(target=will_need, args=(files,), name="read ahead", daemon=True)
     thread.start()
@@ -44,7 +43,7 @@ def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     kind = model.quantized_as
     share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 1.0)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
-    max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
+    max_bytes = MAX_PREFAULT_SHARE * system_memory().available
     if find_packed(config, folder):
         return 0
     if is_placed(config):  # before it is, memory would come from anywhere

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -177,10 +177,12 @@ def _rest(until_s: float) -> None:
 
 
 class StartupReader(threading.Thread):
-    """Reads the startup config that the server sends, and prefaults the memory that it asks for."""
+    """Reads the startup config that the server sends, and prefaults the memory that it asks for.
+    ``no_server``: called at once where the server ended before it sent one."""
 
-    def __init__(self) -> None:
+    def __init__(self, no_server: Callable[[], None] | None = None) -> None:
         super().__init__(name="startup", daemon=True)
+        self._no_server = no_server
         self.pages: PrefaultedMemory | None = None
         self._is_read = threading.Event()
         self._config: dict[str, Any] | None = None
@@ -192,6 +194,8 @@ class StartupReader(threading.Thread):
         ahead.start()
         try:
             text = sys.stdin.read()
+            if not text and self._no_server is not None:
+                self._no_server()
             self._config = json.loads(text) if text else None
             num_bytes = self._config.get("prefault_bytes", 0) if self._config else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":

@@ -30,6 +30,7 @@ class TensorControls:
         self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
         self._waited_s = 0.0
         self._pool_bytes: Callable[[], int] | None = None
+        self._pending_pages: Callable[[], int] | None = None
         self._memory: dict[str, Any] = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
@@ -51,6 +52,10 @@ class TensorControls:
         """Set what tells how much of ``kvcache`` is in memory."""
         self._pool_bytes = resident_bytes
 
+    def note_kept(self, pending_pages: Callable[[], int]) -> None:
+        """Set what tells how many cached pages a kill now would lose (--warm-restart)."""
+        self._pending_pages = pending_pages
+
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
             "memory_usage": self._memory_usage,
@@ -67,6 +72,8 @@ class TensorControls:
         # half a millisecond for each GB of the pools
         if self._pool_bytes is not None and not args.get("is_brief"):
             own["kvcache_resident_bytes"] = self._pool_bytes()
+        if self._pending_pages is not None:
+            own["kvcache_pending_pages"] = self._pending_pages()
         return {**self._memory, **own, "wait_seconds": self._waited_s}
 
     def _weights_by_name(self, args: dict[str, Any]) -> Any:

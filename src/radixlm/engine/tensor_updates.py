@@ -132,7 +132,7 @@ class TensorUpdates:
         except TimeoutError:
             raise Overloaded("the weights were not read in time", retry_after_s=60.0) from None
         if not replies:
-            raise InvalidRequest("no engine serves yet")
+            raise Overloaded("no engine serves yet", retry_after_s=2.0)
         return [reply.result() for reply in replies]
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from types import FrameType
@@ -25,7 +26,8 @@ if __name__ == "__main__":
     die_with_parent()  # before torch is imported, which takes seconds
     gc.disable()  # until it serves: imports and weights leave hardly any garbage
     defer(TORCH_SHAPES)
-    early = StartupReader()  # reads and prefaults in a thread while torch is imported
+    # reads and prefaults in a thread while torch is imported, which no engine without server awaits
+    early = StartupReader(partial(os._exit, 0))
 
 # torch before anything else that links OpenMP, so that the process has one OpenMP runtime
 import msgspec

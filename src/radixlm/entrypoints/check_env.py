@@ -7,12 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from radixlm import __version__
 from radixlm.base.cores import num_cores
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
+from radixlm.base.system_memory import system_memory
 from radixlm.base.units import format_bytes
 
 PACKAGES = (
@@ -41,7 +40,7 @@ def facts() -> dict[str, Any]:
     """Everything that is printed, as data."""
     torch = load("torch:version")
     kernels = load("radixlm.kernels.cpu:describe")()
-    memory = psutil.virtual_memory()
+    memory = system_memory()
     return {
         "radixlm": __version__,
         "python": sys.version.split()[0],

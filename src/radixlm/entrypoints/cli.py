@@ -109,10 +109,13 @@ def _run(args: list[str]) -> int:
 
 
 def _open_standard_files() -> None:
-    """/dev/null for those that were closed (``<&-``): else a socket would get their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """/dev/null for those that were closed (``<&-``): else a socket would get their number. The
+    processes that this one starts have them too."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))
+            opened = open(os.devnull, mode)
+            os.set_inheritable(opened.fileno(), opened.fileno() == number)
+            setattr(sys, name, opened)
 
 
 def _drop_output() -> None:

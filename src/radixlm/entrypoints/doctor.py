@@ -15,6 +15,7 @@ import psutil
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
+from radixlm.base.system_memory import system_memory
 from radixlm.base.units import format_bytes
 from radixlm.config.verb_parser import unmarked
 from radixlm.entrypoints.check_env import facts
@@ -113,7 +114,7 @@ def main(argv: list[str]) -> int:
     values = facts()
     found = list(findings(values))
     bandwidth = read_bandwidth()
-    table = estimates(bandwidth, psutil.virtual_memory().total)
+    table = estimates(bandwidth, system_memory().total)
     if "--json" in argv:
         rows = [{"what": f.what, "found": f.found, "advice": f.advice} for f in found]
         print(json.dumps({"findings": rows, "bytes_per_second": bandwidth, "tokens_per_s": table}))

@@ -60,14 +60,16 @@ class Occupation(Protocol):
     is_open: asyncio.Event  # whether new requests may come
 
     def restore(self, replica: Replica) -> None:
-        """An engine is ready, with all of its memory: before it gets requests, it gives back what
-        the one before it had."""
+        """An engine is ready: before it gets requests, it gives back what the last one had."""
 
     def note(self) -> None:
         """A heartbeat has come: another HTTP process may have released or resumed."""
 
     async def weights_came(self) -> None:
         """An update has brought weights, which may have been released."""
+
+    async def until_an_engine(self) -> None:
+        """Wait for an engine that restarts; Overloaded if none comes."""
 
 
 class Outputs(Protocol):
@@ -76,8 +78,7 @@ class Outputs(Protocol):
     def check(
         self, facts: IntakeFacts, request: GenerateRequest, num_prompt: int, count: int
     ) -> int:
-        """The number of new tokens, ``count`` at most, for which a request may have what it wants;
-        InvalidRequest where the server does not give it."""
+        """How many new tokens, ``count`` at most, may have what a request wants; InvalidRequest."""
 
     def rows(self, wire: TokenizedRequest, routed_from: int, facts: IntakeFacts) -> Rows | None:
         """What a sample of a request needs for what each of its tokens has; None if it wants

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.base.system_memory import system_memory
 from radixlm.base.units import format_bytes
 from radixlm.lora.config import LoraConfig
 from radixlm.lora.targets import Target
@@ -74,7 +74,7 @@ def find_file(folder: Path) -> Path:
 def open_adapter(folder: Path) -> TensorSource:
     """The adapter's tensors. A .bin file is read as tensors alone: nothing in it is run."""
     file = find_file(folder)
-    free = psutil.virtual_memory().available
+    free = system_memory().available
     if file.stat().st_size > MEMORY_SHARE * free:
         size, left = format_bytes(file.stat().st_size), format_bytes(free)
         raise CheckpointError(f"{file}: {size} do not fit into the free memory ({left})")

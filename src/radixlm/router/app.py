@@ -13,7 +13,7 @@ from typing import Any
 
 from radixlm.base.errors import RequestError
 from radixlm.base.lazy import load
-from radixlm.entrypoints.http.descriptors import backlog
+from radixlm.entrypoints.http.listener import Listener
 from radixlm.entrypoints.http.root_path import VERSIONED
 from radixlm.router.answer import Access, Routes, error_answer
 from radixlm.router.call import Call, Headers
@@ -89,7 +89,7 @@ class Gateway:
         self.servers: Any = None  # those that this gateway has started
         self._periodic: list[tuple[float, Work]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._is_running = False
         self._loop: asyncio.AbstractEventLoop  # once it runs
         names = options.request_id_headers or ID_HEADERS
@@ -150,10 +150,7 @@ class Gateway:
     async def _listen(
         self, server: HttpServer, sock: socket.socket, context: ssl.SSLContext | None
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self._listeners.append(
-            await loop.create_server(server.make, sock=sock, ssl=context, backlog=backlog())
-        )
+        self._listeners.append(Listener(sock, server.make, context=context))
 
     async def drain(self, grace_s: float) -> bool:
         """Accept no more, close what is idle, wait for the answers under way; whether all ended."""

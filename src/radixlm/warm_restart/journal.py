@@ -58,6 +58,7 @@ class PageJournal:
         self.names = names
         self.places: dict[CacheNamespace, int] = {}
         self.names_end = 0
+        self._num_due = self._num_done = 0  # each counted by one thread
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="page journal", daemon=True)
         self._thread.start()
@@ -77,6 +78,11 @@ class PageJournal:
         done = threading.Event()
         self._jobs.put(done.set)
         return done.wait(wait_s)
+
+    @property
+    def num_pending(self) -> int:
+        """Checksums that are due: a kill now would lose their pages."""
+        return self._num_due - self._num_done
 
     # ---- changes of the tree, on the scheduler's thread --------------------------------------
 
@@ -133,6 +139,7 @@ class PageJournal:
     # ---- checksums of bytes, in the journal's thread -----------------------------------------
 
     def _later(self, space: int, pages: PageIds) -> None:
+        self._num_due += len(pages)
         self._jobs.put(partial(self._compute, space, pages.tolist()))
 
     def _run(self) -> None:
@@ -152,6 +159,7 @@ class PageJournal:
         for (page, _, seed), digest in zip(found, digests, strict=True):
             if int(self.checksum[page]) == seed:
                 self.digests[space, page] = digest | IS_KNOWN
+        self._num_done += len(pages)
 
 
 def _sizes(num_pages: int, page_size: int) -> list[int]:

@@ -142,14 +142,21 @@ class MemoryOccupation:
         any more."""
         end_s = time.monotonic() + RESTART_S
         while True:
-            is_last = time.monotonic() > end_s or self._intake.failure is not None
+            await self.until_an_engine(end_s)
             try:
-                if not self._intake.replicas.ready:
-                    raise Overloaded("no engine serves yet", retry_after_s=2.0)
                 return await ask()
             except Overloaded:
-                if is_last:
+                if time.monotonic() > end_s or self._intake.failure is not None:
                     raise
+            await asyncio.sleep(IDLE_POLL_S)
+
+    async def until_an_engine(self, end_s: float | None = None) -> None:
+        """Wait for an engine that restarts. Overloaded where none is ready by ``end_s`` (monotonic;
+        RESTART_S from now), or none will be."""
+        end_s = time.monotonic() + RESTART_S if end_s is None else end_s
+        while not self._intake.replicas.ready:
+            if time.monotonic() > end_s or self._intake.failure is not None:
+                raise Overloaded("no engine serves yet", retry_after_s=2.0)
             await asyncio.sleep(IDLE_POLL_S)
 
     def _note_now(self, tags: set[str]) -> None:

@@ -37,7 +37,7 @@ MODES = ("wait", "abort", "retract", "in_place")
 _FILE_FORMATS = ("safetensors", "pt", "npcache", "gguf", "sharded_state")
 MAX_READ_S = 3600.0  # for engines that read a large checkpoint
 POLL_S = 0.01
-MAX_ATTEMPTS = 3  # of an update between whose phases engines begin
+MAX_ATTEMPTS = 3  # of an update between whose phases engines begin or die
 
 
 class WeightsOptions(Record):
@@ -69,15 +69,13 @@ class WeightsUpdate(Record):
 
 
 class WeightsOutcome(Record):
-    """``num_paused``: requests that the change interrupted."""
+    """``num_paused``: requests that the change interrupted. ``retry_after_s``: of a failure that is
+    not the update's, such as an engine that does not come back."""
 
     is_ok: bool
     message: str
     num_paused: int = 0
-
-
-class _EngineBegan(Overloaded):
-    """An engine began between the phases of an update, and none died."""
+    retry_after_s: float | None = None
 
 
 class WeightsRegistry:
@@ -140,7 +138,8 @@ class WeightsRegistry:
                     spool = await asyncio.to_thread(_merged, (*folders, update.folder))
                 outcome = await self._run_settled(update, spool)
             except (RadixError, OSError) as error:
-                outcome = WeightsOutcome(False, str(error))
+                again_s = error.retry_after_s if isinstance(error, Overloaded) else None
+                outcome = WeightsOutcome(False, str(error), retry_after_s=again_s)
             finally:
                 self._open.set()
                 if update.is_partial:
@@ -163,19 +162,21 @@ class WeightsRegistry:
     async def _run_settled(
         self, update: WeightsUpdate, spool: TensorSpool | None
     ) -> WeightsOutcome:
-        """As ``_run``; again where an engine, such as a replica that starts late, came between."""
+        """As ``_run``, once an engine serves; again where one died, or, such as a replica that
+        starts late, came between."""
         for _ in range(MAX_ATTEMPTS - 1):
+            await self._intake.occupation.until_an_engine()
             try:
                 return await self._run(update, spool)
-            except _EngineBegan as error:
+            except Overloaded as error:
                 log.info("weights are read again: %s", error)
+                self._open.set()
+        await self._intake.occupation.until_an_engine()
         return await self._run(update, spool)
 
     async def _run(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsOutcome:
         intake, source = self._intake, self._wanted(update, spool)
         engines = [(replica, replica.facts) for replica in intake.replicas.ready]
-        if not engines:
-            raise Overloaded("no engine serves yet", retry_after_s=2.0)
         ready = [replica for replica, _ in engines]
         args = {
             "source": msgspec.to_builtins(source),
@@ -192,9 +193,8 @@ class WeightsRegistry:
             now = [(replica, replica.facts) for replica in intake.replicas.ready]
             before_ids, now_ids = ([(id(a), id(b)) for a, b in pairs] for pairs in (engines, now))
             if before_ids != now_ids:
-                kind = _EngineBegan if set(before_ids) < set(now_ids) else Overloaded
                 why = "an engine died or began before the weights were exchanged"
-                raise kind(f"{why}; update again", retry_after_s=2.0)
+                raise Overloaded(f"{why}; update again", retry_after_s=2.0)
         except RadixError:
             await self._drop([one for one in ready if one.is_ready])
             raise

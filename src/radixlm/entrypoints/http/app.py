@@ -57,7 +57,7 @@ from radixlm.entrypoints.http.batches import files, messages
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.browser_guard import with_cors
-from radixlm.entrypoints.http.descriptors import backlog
+from radixlm.entrypoints.http.descriptors import BACKLOG
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.middleware import RequestMiddleware
@@ -260,7 +260,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         app,
         loop="none",
         http=_protocol(config.serve),
-        backlog=backlog(),
+        backlog=BACKLOG,
         ws="none",
         lifespan="off",
         log_config=None,

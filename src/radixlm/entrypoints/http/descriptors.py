@@ -10,7 +10,7 @@ import functools
 import resource
 
 WANTED = 65536
-BACKLOG = 2048
+BACKLOG = 2048  # connections that may wait to be accepted
 MIN_RESERVED, MAX_RESERVED = 16, 4096
 
 
@@ -28,9 +28,3 @@ def descriptor_limits() -> tuple[int, int]:
             soft = raised
     num_reserved = max(MIN_RESERVED, min(MAX_RESERVED, soft // 4))
     return soft - num_reserved - 1, num_reserved
-
-
-def backlog() -> int:
-    """Connections that may wait to be accepted: all are accepted before the first is looked at, so
-    they must fit into what is reserved."""
-    return min(BACKLOG, descriptor_limits()[1] // 2)

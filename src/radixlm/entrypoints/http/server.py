@@ -30,7 +30,7 @@ from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.packed_key import find_packed
 from radixlm.engine.prefault import read_ahead
 from radixlm.engine.run_folder import remove_stale
-from radixlm.entrypoints.http.descriptors import backlog
+from radixlm.entrypoints.http.descriptors import BACKLOG
 from radixlm.entrypoints.http.root_path import prefix_of
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.observe.ring import StepRing
@@ -59,7 +59,7 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(backlog())
+        sock.listen(BACKLOG)
     except OSError as error:
         if sock is not None:
             sock.close()
@@ -80,7 +80,7 @@ def _listen_unix(path: Path) -> socket.socket:
                     raise ConfigError(f"--uds {path}: a server listens there; name another path")
             path.unlink()  # of a server that was killed
         sock.bind(str(path))
-        sock.listen(backlog())
+        sock.listen(BACKLOG)
     except (OSError, ConfigError) as error:
         sock.close()
         if isinstance(error, ConfigError):

@@ -18,14 +18,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from radixlm.base.errors import InvalidRequest, PayloadTooLarge
 from radixlm.entrypoints.http.descriptors import descriptor_limits
+from radixlm.entrypoints.http.listener import NO_DESCRIPTOR, Listener
 
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
-NO_DESCRIPTOR = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Length: 0\r\n\r\n"
-)
 NO_MEMORY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n\r\n"
@@ -58,7 +55,7 @@ class Http(HttpToolsProtocol):
         self._awaits_since_s = time.monotonic()
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.fileno() > descriptor_limits()[0]:
-            Http.num_refused += 1
+            count_refused()
             transport.write(NO_DESCRIPTOR)
             transport.close()
 
@@ -210,6 +207,11 @@ class Http(HttpToolsProtocol):
         return bool(self._awaits_since_s) and now_s - self._awaits_since_s > limit_s
 
 
+def count_refused() -> None:
+    """A connection was refused for want of descriptors."""
+    Http.num_refused += 1
+
+
 def is_news(record: logging.LogRecord) -> bool:
     """Filter of uvicorn's log: not exceptions that errors.py has logged, nor calls that a second
     signal ends."""
@@ -231,6 +233,20 @@ class Server(uvicorn.Server):
 
     def _log_started_message(self, listeners: Any) -> None:
         """``http/server.py`` logs when the engine is ready."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on ``sockets``, which this always has."""
+        await super().startup([])
+        config = self.config
+
+        def protocol() -> asyncio.BaseProtocol:
+            state: Any = {"server_state": self.server_state, "app_state": self.lifespan.state}
+            made: asyncio.BaseProtocol = config.http_protocol_class(config=config, **state)  # type: ignore[call-arg, assignment]
+            return made
+
+        for sock in sockets or ():
+            listener: Any = Listener(sock, protocol, count_refused, config.ssl)
+            self.servers.append(listener)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % SWEEP_TICKS == 0:

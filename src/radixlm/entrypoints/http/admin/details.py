@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm import __version__
 from radixlm.arch.spec import Decoder
+from radixlm.base.system_memory import system_memory
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.entrypoints.check_env import PACKAGES, processor
@@ -163,7 +163,7 @@ def kind_of(name: str) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    memory = psutil.virtual_memory()
+    memory = system_memory()
     return {
         "platform": platform.platform(),
         "python": sys.version.split()[0],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.base.record import replace
 from radixlm.engine.model_info import find_model
 from radixlm.entrypoints.http.errors import json_response
@@ -99,10 +100,13 @@ async def run_update(state: ServerState, update: WeightsUpdate) -> WeightsOutcom
 
 
 def answer_update(outcome: WeightsOutcome) -> Response:
-    """The reference's answer to an update: 400 if it failed."""
+    """The reference's answer to an update: 400 if it failed, 503 if another try may succeed."""
     body = {
         "success": outcome.is_ok,
         "message": outcome.message,
         "num_paused_requests": outcome.num_paused,
     }
+    if outcome.retry_after_s is not None:
+        again = {"Retry-After": str(math.ceil(outcome.retry_after_s))}
+        return json_response(body, Overloaded.status, again)
     return json_response(body, 200 if outcome.is_ok else 400)
