@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from radixlm.arch.families.gguf_hybrid import Change
 from radixlm.arch.families.gguf_kinds import kind_of
 from radixlm.arch.families.gguf_rope import CONSUMED, rope_scaling
 from radixlm.arch.gguf import GRIDS, GgufHeader
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _ENDS = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 # key of config.json -> the part of a layer whose bias it means
 _BIASED = {
@@ -39,7 +40,7 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": h.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": h.count("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(h, heads),
         "head_dim": head_dim,
         "intermediate_size": h.count("feed_forward_length", h.own("expert_feed_forward_length")),
         "max_position_embeddings": h.count("context_length"),
@@ -58,6 +59,14 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
+def _kv_heads(h: GgufHeader, heads: int) -> int:
+    """A list by layer has 0 for layers without attention."""
+    counts = h.own("attention.head_count_kv")
+    if isinstance(counts, list) and 0 in counts and all(isinstance(one, int) for one in counts):
+        return max(1, *counts)
+    return h.count("attention.head_count_kv", heads)
+
+
 def _biases(h: GgufHeader) -> dict[str, bool]:
     """The keys by which families say which layers have biases."""
     has_own = {part: f"blk.0.{part}.bias" in h.tensors for part in _BIASED.values()}
@@ -70,24 +79,29 @@ def _has_grids(h: GgufHeader) -> bool:
 
 class Piece(Record):
     """A tensor of the checkpoint within a tensor of the file. ``expert``: its slice, None = all;
-    ``heads``: of a q or k whose rows are stored in pairs, else 0; ``offset``: to be subtracted."""
+    ``heads``: of a q or k whose rows are stored in pairs, else 0; ``offset``: to be subtracted;
+    ``change``: what else is to be done to the tensor."""
 
     source: str
     expert: int | None = None
     heads: int = 0
     offset: float = 0.0
+    change: Change | None = None
 
 
 def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
-    """The checkpoint name of each tensor of the file; unknown ones keep their name."""
+    """The checkpoint name of each tensor of the file; unknown ones keep their name. Layers that
+    predict further tokens are left out."""
     kind = kind_of(h)
     heads = {"attn_q": h.count("attention.head_count")}
-    heads["attn_k"] = h.count("attention.head_count_kv", heads["attn_q"])
-    ends = {**_ENDS, "output_norm": kind.last_norm}
+    heads["attn_k"] = _kv_heads(h, heads["attn_q"])
+    ends = {**_ENDS, "output_norm": kind.last_norm, "token_embd_norm": kind.last_norm}
+    num_layers = h.count("block_count") - (h.own("nextn_predict_layers") or 0)
+    changes = kind.changes(h)
     for source, tensor in h.tensors.items():
         stem, _, ending = source.rpartition(".")
         block = _BLOCK.fullmatch(source)
-        if source in CONSUMED:
+        if source in CONSUMED or (block is not None and int(block[1]) >= num_layers):
             continue
         if stem in ends:
             is_shifted = stem == "output_norm" and ending == "weight"
@@ -98,13 +112,15 @@ def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
             yield source, Piece(source)
             continue
         name = f"model.layers.{block[1]}.{kind.names[block[2]]}"
-        name += "" if name.endswith("_bias") else f".{ending}"
+        ending = block[3] or ""
+        name += "" if name.endswith("_bias") or not ending else f".{ending}"
+        change = changes.get(source.split(".", 2)[2])
         if "{}" in name:
             is_of_each = len(tensor.shape) == (2 if ending == "bias" else 3)
             for expert in range(tensor.shape[0] if is_of_each else 0):
                 yield name.format(expert), Piece(source, expert)
             continue
         paired = heads.get(block[2], 0) if kind.is_permuted else 0
-        is_shifted = block[2].endswith("norm") and ending == "weight"
+        is_shifted = block[2].endswith("norm") and block[2] != "ssm_norm" and ending == "weight"
         offset = kind.norm_offset if is_shifted else 0.0
-        yield name, Piece(source, heads=paired, offset=offset)
+        yield name, Piece(source, heads=paired, offset=offset, change=change)

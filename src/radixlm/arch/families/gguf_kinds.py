@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from radixlm.arch.families import gguf_hybrid as hybrid
 from radixlm.arch.families.gguf_rope import rope_scaling
 from radixlm.arch.gguf import GgufHeader
 from radixlm.base.errors import CheckpointError
@@ -82,7 +83,8 @@ _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 class Kind(Record):
     """An architecture of llama.cpp. ``names``: of a layer's tensors, "{}" for the expert.
     ``is_permuted``: rows of q and k are stored in pairs; ``norm_offset``: added to norm weights by
-    the converter; ``more``: further keys of config.json."""
+    the converter; ``more``: further keys of config.json; ``changes``: of tensors, by name in the
+    layer, what the converter did, undone."""
 
     architecture: str
     model_type: str
@@ -91,6 +93,7 @@ class Kind(Record):
     norm_offset: float = 0.0
     last_norm: str = "model.norm"
     more: Callable[[GgufHeader], dict[str, Any]] = lambda _: {}
+    changes: Callable[[GgufHeader], Mapping[str, hybrid.Change]] = lambda _: {}
 
 
 def _qwen_moe(h: GgufHeader) -> dict[str, Any]:
@@ -325,6 +328,42 @@ KINDS: Mapping[str, Kind] = {
     "glm4moe": Kind("Glm4MoeForCausalLM", "glm4_moe", _GLM4_MOE, more=_glm4_moe),
     "ernie4_5-moe": Kind("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ERNIE_MOE, more=_ernie_moe),
     "minimax-m2": Kind("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, more=_minimax_m2),
+    "qwen3next": Kind(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {**_QWEN_MOE, **hybrid.DELTA},
+        norm_offset=1.0,
+        more=hybrid.delta_net,
+        changes=hybrid.delta_changes,
+    ),
+    **{
+        name: Kind(
+            architecture,
+            model_type,
+            {**_QWEN_MOE, **hybrid.DELTA},
+            norm_offset=1.0,
+            more=hybrid.delta_net,
+            changes=hybrid.tiled_delta_changes,
+        )
+        for name, architecture, model_type in (
+            ("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text"),
+            ("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+        )
+    },
+    **{
+        name: Kind(
+            architecture,
+            name.replace("moe", "_moe"),
+            hybrid.LFM2,
+            last_norm="model.embedding_norm",
+            more=more,
+            changes=hybrid.convolved,
+        )
+        for name, architecture, more in (
+            ("lfm2", "Lfm2ForCausalLM", hybrid.lfm2),
+            ("lfm2moe", "Lfm2MoeForCausalLM", hybrid.lfm2_moe),
+        )
+    },
     # the text models of these: of text alone, their rotations are plain ones
     "qwen2vl": Kind("Qwen2ForCausalLM", "qwen2", _PRE),
     "qwen3vl": Kind("Qwen3ForCausalLM", "qwen3", _PRE),
