@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from radixlm.arch.families.gguf_gemma4 import BARE
 from radixlm.arch.families.gguf_hybrid import Change
 from radixlm.arch.families.gguf_kinds import kind_of
 from radixlm.arch.families.gguf_rope import CONSUMED, rope_scaling
@@ -15,7 +16,13 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
-_ENDS = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_ENDS = {
+    "token_embd": "model.embed_tokens",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 # key of config.json -> the part of a layer whose bias it means
 _BIASED = {
     **dict.fromkeys(("attention_bias", "qkv_bias", "use_bias"), "attn_q"),
@@ -40,9 +47,9 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": h.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(h, heads),
+        "num_key_value_heads": _least(h, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": h.count("feed_forward_length", h.own("expert_feed_forward_length")),
+        "intermediate_size": _least(h, "feed_forward_length", h.own("expert_feed_forward_length")),
         "max_position_embeddings": h.count("context_length"),
         "rms_norm_eps": h.own("attention.layer_norm_rms_epsilon", 1e-6),
         "rope_theta": h.own("rope.freq_base", 10000.0),
@@ -59,12 +66,13 @@ def config_of(h: GgufHeader) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _kv_heads(h: GgufHeader, heads: int) -> int:
-    """A list by layer has 0 for layers without attention."""
-    counts = h.own("attention.head_count_kv")
-    if isinstance(counts, list) and 0 in counts and all(isinstance(one, int) for one in counts):
-        return max(1, *counts)
-    return h.count("attention.head_count_kv", heads)
+def _least(h: GgufHeader, key: str, default: int | None) -> int:
+    """Of a list by layer, the least that is not 0: layers without attention have no heads, and
+    families know which layers have more."""
+    counts = h.own(key)
+    if isinstance(counts, list) and all(isinstance(one, int) for one in counts) and any(counts):
+        return int(min(one for one in counts if one))
+    return h.count(key, default)
 
 
 def _biases(h: GgufHeader) -> dict[str, bool]:
@@ -94,7 +102,7 @@ def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
     predict further tokens are left out."""
     kind = kind_of(h)
     heads = {"attn_q": h.count("attention.head_count")}
-    heads["attn_k"] = _kv_heads(h, heads["attn_q"])
+    heads["attn_k"] = _least(h, "attention.head_count_kv", heads["attn_q"])
     ends = {**_ENDS, "output_norm": kind.last_norm, "token_embd_norm": kind.last_norm}
     num_layers = h.count("block_count") - (h.own("nextn_predict_layers") or 0)
     changes = kind.changes(h)
@@ -113,7 +121,8 @@ def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
             continue
         name = f"model.layers.{block[1]}.{kind.names[block[2]]}"
         ending = block[3] or ""
-        name += "" if name.endswith("_bias") or not ending else f".{ending}"
+        is_bare = name.endswith(("_bias", *BARE)) or not ending
+        name += "" if is_bare else f".{ending}"
         change = changes.get(source.split(".", 2)[2])
         if "{}" in name:
             is_of_each = len(tensor.shape) == (2 if ending == "bias" else 3)

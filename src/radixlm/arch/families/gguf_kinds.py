@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixlm.arch.families import gguf_hybrid as hybrid
+from radixlm.arch.families.gguf_gemma4 import NAMES as GEMMA4
+from radixlm.arch.families.gguf_gemma4 import gemma4
 from radixlm.arch.families.gguf_rope import rope_scaling
 from radixlm.arch.gguf import GgufHeader
 from radixlm.base.errors import CheckpointError
@@ -77,6 +79,14 @@ _DEEPSEEK_MOE = {
 _GLM4_MOE = {**_DEEPSEEK_MOE, "post_attention_norm": "post_attention_layernorm"}
 _ERNIE_MOE = {**_DEEPSEEK_MOE, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}
 _MINIMAX_M2 = {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+_HUNYUAN = {
+    **_PRE,
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"ffn_{x}_shexp": f"mlp.shared_mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
 _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
@@ -137,7 +147,11 @@ def _gemma2(h: GgufHeader) -> dict[str, Any]:
 
 
 def _gemma3(h: GgufHeader) -> dict[str, Any]:
-    return {"query_pre_attn_scalar": _query_scalar(h, 62), "rope_local_base_freq": 10000.0}
+    return {
+        "query_pre_attn_scalar": _query_scalar(h, 62),
+        "rope_local_base_freq": h.own("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": h.own("final_logit_softcapping"),
+    }
 
 
 def _granite(h: GgufHeader) -> dict[str, Any]:
@@ -213,6 +227,10 @@ def _partial_of_heads(h: GgufHeader) -> dict[str, Any]:
 
 def _olmo(h: GgufHeader) -> dict[str, Any]:
     return {"clip_qkv": h.own("attention.clamp_kqv")}
+
+
+def _hunyuan_moe(h: GgufHeader) -> dict[str, Any]:
+    return {"num_experts": h.count("expert_count"), "moe_topk": h.count("expert_used_count")}
 
 
 def _olmoe(h: GgufHeader) -> dict[str, Any]:
@@ -328,6 +346,9 @@ KINDS: Mapping[str, Kind] = {
     "glm4moe": Kind("Glm4MoeForCausalLM", "glm4_moe", _GLM4_MOE, more=_glm4_moe),
     "ernie4_5-moe": Kind("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ERNIE_MOE, more=_ernie_moe),
     "minimax-m2": Kind("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, more=_minimax_m2),
+    "gemma4": Kind("Gemma4ForCausalLM", "gemma4_text", {**_SANDWICH, **GEMMA4}, more=gemma4),
+    "hunyuan-dense": Kind("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _HUNYUAN),
+    "hunyuan-moe": Kind("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN, more=_hunyuan_moe),
     "qwen3next": Kind(
         "Qwen3NextForCausalLM",
         "qwen3_next",
