@@ -93,6 +93,25 @@ def test_logits_are_those_of_merged_weights(arch: str, tmp_path: Path) -> None:
     assert (got[0] - got[1]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("arch", "modules"),
+    [
+        ("AfmoeForCausalLM", "q_proj|v_proj"),
+        ("BailingHybridForCausalLM", "k_proj"),
+        ("KimiLinearForCausalLM", "q_proj|v_proj"),
+        ("OlmoHybridForCausalLM", "q_proj|v_proj"),
+        ("xLSTMForCausalLM", "k|igate_preact"),
+    ],
+)
+def test_some_of_the_modules_that_make_a_layer(arch: str, modules: str, tmp_path: Path) -> None:
+    base = cached_tiny(arch)
+    folder = write_adapter(base, tmp_path / "a", 3, rf"\.({modules})$", size=0.3)
+    got = Adapted(base, [folder]).run({0: 0})[0]
+    wanted = Adapted(merged(base, folder, tmp_path / "m"), []).run({0: -1})[0]
+    assert (got - wanted).abs().max() < 1e-4
+    assert (got - Adapted(base, []).run({0: -1})[0]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("kernels", ["", "reference"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("arch", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GraniteForCausalLM"])

@@ -316,7 +316,7 @@ def test_sentencepiece_is_rebuilt_from_its_scores(tmp_path: Path) -> None:
 
 def test_an_unsupported_tokenizer_names_the_flag(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
-    extra = {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]}
+    extra = {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]}
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", extra)
     with pytest.raises(CheckpointError, match="--tokenizer-path"):
         load_tokenizer(unpacked(file))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -60,6 +62,8 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("MiniMaxM2ForCausalLM", "minimax-m2", {}, {}),
     ("Qwen3ForCausalLM", "qwen3vl", {}, {}),
+    ("HunYuanDenseV1ForCausalLM", "hunyuan-dense", _PLAIN, {}),
+    ("HunYuanMoEV1ForCausalLM", "hunyuan-moe", _PLAIN, {"expert_used_count": 2}),
 ]  # fmt: skip
 
 
@@ -70,19 +74,37 @@ def _name_of(arch: str, num_layers: int, name: str) -> str:
     stem, _, ending = _EXPERT.sub(".experts.", name).rpartition(".")
     if ending == "e_score_correction_bias":
         stem, ending = f"{stem}.e_score_correction", "bias"
+    elif ending in ("expert_bias", "dt_bias"):
+        stem, ending = name.replace("dt_bias", "dt_proj"), "bias"
+    elif ending == "A_log":
+        return f"{names.get_name(name)}"
+    elif name.endswith("router.scale"):
+        return f"{names.get_name(f'{stem}.proj')}.scale"
+    elif ending == "per_expert_scale":
+        return f"{names.get_name(stem.replace('router', 'experts.down_proj'))}.scale"
+    elif names.get_name(name):  # a tensor without ".weight"
+        stem, ending = name, "weight"
     found = names.get_name(stem) or names.get_name(stem.removeprefix("model."))
     assert found is not None, name
     return f"{found}.{ending}"
 
 
-def convert(folder: Path, file: Path, arch: str, extra: dict[str, Any]) -> Path:
-    """The checkpoint in float32."""
+def convert(
+    folder: Path,
+    file: Path,
+    arch: str,
+    extra: dict[str, Any],
+    alter: Callable[[str, torch.Tensor], torch.Tensor] = lambda _, value: value,
+    tables: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """The checkpoint in float32; ``alter``: what the converter does to a tensor; ``tables``:
+    further ones."""
     config = json.loads((folder / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Any] = {**tables}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        new = _name_of(arch, config["num_hidden_layers"], name)
+        new, value = _name_of(arch, config["num_hidden_layers"], name), alter(name, value)
         if expert := _EXPERT.search(name):
             experts.setdefault(new, {})[int(expert[1])] = value
             continue

@@ -140,6 +140,10 @@ class GatedQkv(Record):
     heads: int
     head_dim: int
 
+    def widths(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows of what is joined, of the rows (q with gate, k, v) of the layer."""
+        return (parts[0] // 2, parts[0] // 2, *parts[1:])
+
     def __call__(self, tensor: Any, cat: Cat) -> Any:
         rest, rows = tuple(tensor.shape[1:]), self.heads * self.head_dim
         pairs = tensor[: 2 * rows].reshape(2, self.heads, self.head_dim, *rest)

@@ -79,6 +79,8 @@ class LayerContext(Record):
         place = replace(place, to_first=True)
         return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)
 
-    def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
+    def plain_linear(
+        self, in_features: int, out_features: int, bias: bool = False, shard: Shard | None = None
+    ) -> Linear:
         """A linear layer that is never quantized and whole on each rank (routers, gates)."""
-        return Linear(in_features, out_features, bias, Scheme(), self.kernels)
+        return Linear(in_features, out_features, bias, Scheme(), self.kernels, shard)

@@ -15,7 +15,7 @@ from radixlm.layers.state import (
     emit_scan,
     split_last,
 )
-from radixlm.quant.param import Param
+from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import ForwardBatch
 
 UNIT_EPS = 1e-6
@@ -29,7 +29,8 @@ class DeltaNetLayer(StateLayer):
     def __init__(self, spec: DeltaNet, dim: int, context: LayerContext, row: int) -> None:
         super().__init__(spec, dim, context, row)
         values = spec.v_heads * spec.v_dim
-        self.qkv = context.linear(dim, spec.qkv_channels)
+        keys = spec.k_heads * spec.k_dim
+        self.qkv = context.linear(dim, spec.qkv_channels, shard=Shard(0, (keys, keys, values)))
         self._make_conv(dim)
         decays = spec.v_heads * (spec.k_dim if spec.channel_decay else 1)
         self.beta = context.plain_linear(dim, spec.v_heads)

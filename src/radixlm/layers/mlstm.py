@@ -11,7 +11,7 @@ from radixlm.arch.spec import MatrixLstm
 from radixlm.layers.context import LayerContext
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.state import StateLayer, split_last
-from radixlm.quant.param import Param
+from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import ForwardBatch
 
 
@@ -24,8 +24,9 @@ class MatrixLstmLayer(StateLayer):
         super().__init__(spec, dim, context, row)
         keys, values = spec.heads * spec.k_dim, spec.heads * spec.v_dim
         self._rows = (keys, keys, values, values)
-        self.qkvo = context.linear(dim, sum(self._rows))
-        self.gates = context.plain_linear(dim, 2 * spec.heads, True)
+        self.qkvo = context.linear(dim, sum(self._rows), shard=Shard(0, self._rows))
+        gates = Shard(0, (spec.heads,) * 2)
+        self.gates = context.plain_linear(dim, 2 * spec.heads, True, gates)
         self.norm_weight = Param((values,), "float32")
         self.norm = NormLayer(spec.norm, (spec.v_dim,), context.kernels, context.device)
         self.out = context.linear(values, dim)

@@ -26,7 +26,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
 from radixlm.layers.rope import Angles
 from radixlm.layers.state import ConvLayer, StateLayer, emit_decay, emit_scan
-from radixlm.quant.param import Param
+from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import ForwardBatch
 
 
@@ -97,7 +97,7 @@ class LightningLayer(StateLayer):
     def __init__(self, spec: Lightning, dim: int, context: LayerContext, row: int) -> None:
         super().__init__(spec, dim, context, row)
         width = spec.heads * spec.head_dim
-        self.qkv = context.linear(dim, 3 * width)
+        self.qkv = context.linear(dim, 3 * width, shard=Shard(0, (width,) * 3))
         self.gate = context.linear(dim, width)
         self.norm = self._norm(spec.norm, width)
         self.out = context.linear(width, dim)

@@ -14,6 +14,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
 from radixlm.layers.state import GatedNorm, StateLayer
+from radixlm.quant.param import Shard
 from radixlm.step.batch import ForwardBatch
 
 
@@ -29,7 +30,7 @@ class RotatedLightningLayer(StateLayer):
         super().__init__(spec, dim, context, row)
         width, kernels = spec.heads * spec.head_dim, context.kernels
         self._rope, self._angles = rope, list[Angles]()
-        self.qkv = context.linear(dim, 3 * width, spec.qkv_bias)
+        self.qkv = context.linear(dim, 3 * width, spec.qkv_bias, Shard(0, (width,) * 3))
         self.gate = context.linear(dim, width)
         if spec.qk_norm is not None:
             self.q_norm, self.k_norm = self._head_norm(spec.qk_norm), self._head_norm(spec.qk_norm)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.names import PREFIXES, spellings
-from radixlm.arch.recipes import Recipe
+from radixlm.arch.recipes import GatedQkv, Recipe
 from radixlm.base.record import Record
 from radixlm.layers.latent import UpProjection
 from radixlm.layers.linear import Adaptable, Linear
@@ -154,7 +154,10 @@ class AdapterTargets:
             [row[0].removesuffix(".weight") for row in mapping.tensors],
             shard or Shard(0),
         )
-        widths = shard.parts if shard.dim == 0 and len(shard.parts) == len(names) else ()
+        parts = shard.parts
+        if isinstance(mapping.recipe, GatedQkv) and parts:
+            parts = mapping.recipe.widths(parts)
+        widths = parts if shard.dim == 0 and len(parts) == len(names) else ()
         if len(names) == 1 and mapping.recipe is None:
             widths = size[1:]
         for part, name in enumerate(names):

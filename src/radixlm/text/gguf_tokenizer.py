@@ -1,54 +1,17 @@
-"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE ("gpt2")
-and sentencepiece BPE ("llama", "gemma"), whose merges are derived from the scores."""
+"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE
+("gpt2"), BPE of sentencepiece with merges derived from scores ("llama") or stored ("gemma4"),
+WordPiece ("bert") and sentencepiece's unigrams ("t5")."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixlm.base.errors import CheckpointError
-from radixlm.base.record import Record
-from radixlm.text.tokenizer_json import added, bpe, byte_level, merges_of, with_bos
+from radixlm.text.gguf_splits import SPLITS, Splits
+from radixlm.text.tokenizer_json import added, bpe, byte_level, merges_of, with_ends
 
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (  # a word ends where a lower-case letter is followed by an upper-case one
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
-    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_DIGIT = r"\p{N}"  # each digit is a word, the rest as in GPT-2
-
-
-class _PreTokenizer(Record):
-    """How a text is split into words: by ``pattern``, then as GPT-2 does if ``then_gpt2``.
-    ``is_whole_first``: a word that is a token is not merged (ignore_merges). ``adds_bos``: the
-    default where the file does not say."""
-
-    pattern: str = ""
-    then_gpt2: bool = True
-    is_whole_first: bool = False
-    adds_bos: bool = False
-
-
-_GPT2, _QWEN2 = _PreTokenizer(), _PreTokenizer(_WORDS % "", False)
-_LLAMA3 = _PreTokenizer(_WORDS % "{1,3}", False, is_whole_first=True, adds_bos=True)
-_GPT4O = _PreTokenizer(_CASED % (_ENDINGS, _ENDINGS, "{1,3}"), False)
-# tokenizer.ggml.pre
-_SPLITS: Mapping[str, _PreTokenizer] = {
-    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "exaone4", "phi-2", "dbrx"), _GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    "smaug-bpe": _PreTokenizer(_WORDS % "{1,3}", False),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), _QWEN2),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "exaone"), _PreTokenizer(_DIGIT)
-    ),
-    "tekken": _PreTokenizer(_CASED % ("", "", ""), False, is_whole_first=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
-}
 _CONTROL, _USER, _BYTE = 3, 4, 6  # token types
 _SPACE = "\u2581"
 
@@ -64,21 +27,14 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
     types = types or [1] * len(tokens)
     if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise CheckpointError(f"{source}: tokenizer.ggml: tokens and token types do not match")
-    if kind == "gpt2":
-        model = _byte_level(get, tokens)
-    elif kind == "llama":
-        model = _sentencepiece(get, tokens, types)
-    else:
+    if kind not in _MODELS:
         raise _unsupported(source, f"tokenizer.ggml.model {kind!r:.40}")
+    model = _MODELS[kind](get, tokens, types)
     further = [
         added(i, tokens[i], t == _CONTROL) for i, t in enumerate(types) if t in (_CONTROL, _USER)
     ]
+    model["post_processor"] = _ends(get, kind, tokens, model.get("post_processor"))
     bos = get.token("bos", tokens)
-    pre = _SPLITS.get(str(metadata.get("tokenizer.ggml.pre")), _GPT2)
-    usual = kind == "llama" or pre.adds_bos
-    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", usual)
-    if bos is not None and adds_bos:
-        model["post_processor"] = with_bos(bos, tokens.index(bos), model["post_processor"])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -93,36 +49,131 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
     return {"tokenizer.json": base | model, "tokenizer_config.json": named}
 
 
-def _byte_level(get: _Values, tokens: Sequence[str]) -> dict[str, Any]:
+def _ends(
+    get: _Values, kind: str, tokens: Sequence[str], after: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """The post-processor that adds BOS, and EOS or SEP, where the file or else its kind says so."""
+    pre = SPLITS.get(str(get.metadata.get("tokenizer.ggml.pre")), Splits())
+    is_byte_level = kind == "gpt2"
+
+    def adds(name: str, usual: bool) -> bool:
+        return bool(get.metadata.get(f"tokenizer.ggml.add_{name}_token", usual))
+
+    bos, eos, sep = (get.token(name, tokens) for name in ("bos", "eos", "seperator"))
+    first = last = None
+    if adds("bos", pre.adds_bos if is_byte_level else kind in ("llama", "bert")):
+        first = bos or get.token("cls", tokens)
+    if adds("sep", kind == "bert" or (is_byte_level and pre.adds_sep)):
+        last = sep or eos
+    elif adds("eos", kind == "t5"):
+        last = eos
+    return with_ends(first, last, {token: i for i, token in enumerate(tokens)}, after)
+
+
+def _byte_level(get: _Values, tokens: Sequence[str], _types: Sequence[int]) -> dict[str, Any]:
     pre = get.metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in _SPLITS:
+    if pre not in SPLITS:
         raise _unsupported(get.source, f"tokenizer.ggml.pre {pre!r:.40}")
-    how = _SPLITS[pre]
+    how = SPLITS[pre]
     return {
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
-        **byte_level(how.pattern, how.then_gpt2),
+        "normalizer": {"type": "NFC"} if pre in ("qwen2", "qwen35") else None,
+        **byte_level(how.patterns, how.then_gpt2),
         "model": bpe(tokens, get.texts("merges"), ignore_merges=how.is_whole_first),
     }
 
 
 def _sentencepiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    scores = get.numbers("scores")
-    if len(scores) != len(tokens):
+    is_stored = get.metadata.get("tokenizer.ggml.model") == "gemma4"
+    scores = [] if is_stored else get.numbers("scores")
+    if not is_stored and len(scores) != len(tokens):
         raise CheckpointError(f"{get.source}: tokenizer.ggml.scores: expected one score per token")
-    adds_space = bool(get.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    adds_space = bool(get.metadata.get("tokenizer.ggml.add_space_prefix", not is_stored))
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if adds_space else []
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if adds_space else []
     steps = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
-    model = bpe(tokens, merges_of(tokens, scores), unk=get.token("unknown", tokens))
+    merges = get.texts("merges") if is_stored else merges_of(tokens, scores)
+    model = bpe(tokens, merges, unk=get.token("unknown", tokens))
+    has_bytes = _BYTE in types or "<0x00>" in tokens
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": steps},
-        "model": model | {"byte_fallback": _BYTE in types, "fuse_unk": True},
+        "model": model | {"byte_fallback": has_bytes, "fuse_unk": True},
     }
+
+
+def _wordpiece(get: _Values, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    """A token that starts a word has a mark in the file; one that goes on has none, BERT's way is
+    the reverse."""
+
+    def own(token: str, kind: int) -> str:
+        if kind == _CONTROL:
+            return token
+        return token[1:] if token.startswith(_SPACE) else "##" + token
+
+    lowers = bool(get.metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+    accents = {"strip_accents": None, "lowercase": lowers}
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            **accents,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": get.token("unknown", tokens) or "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {
+                own(t, kind): i for i, (t, kind) in enumerate(zip(tokens, types, strict=True))
+            },
+        },
+    }
+
+
+def _unigram(get: _Values, tokens: Sequence[str], _types: Sequence[int]) -> dict[str, Any]:
+    scores, chars = get.numbers("scores"), get.numbers("precompiled_charsmap")
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{get.source}: tokenizer.ggml.scores: expected one score per token")
+    table = base64.b64encode(bytes(one & 255 for one in chars)).decode()
+    adds_space = bool(get.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = {
+        "type": "Metaspace",
+        "replacement": _SPACE,
+        "prepend_scheme": "always" if adds_space else "never",
+        "split": True,
+    }
+    removes = bool(get.metadata.get("tokenizer.ggml.remove_extra_whitespaces", True))
+    words = [{"type": "WhitespaceSplit"}] if removes else []
+    unk = get.metadata.get("tokenizer.ggml.unknown_token_id", 2)
+    return {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": table} if chars else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words, spaces]},
+        "post_processor": None,
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "unk_id": unk,
+            "vocab": [[token, score] for token, score in zip(tokens, scores, strict=True)],
+            "byte_fallback": False,
+        },
+    }
+
+
+_MODELS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _sentencepiece,
+    "bert": _wordpiece,
+    "t5": _unigram,
+}
 
 
 def _unsupported(source: str, what: str) -> CheckpointError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixlm.base.errors import CheckpointError
 from radixlm.text.token_bytes import BYTE_OF_CHAR
-from radixlm.text.tokenizer_json import added, bpe, byte_level, merges_of, with_bos
+from radixlm.text.tokenizer_json import added, bpe, byte_level, merges_of, with_ends
 
 # of files that list none
 _OLD_SPECIAL = (
@@ -33,10 +33,10 @@ def tekken_files(raw: Mapping[str, Any], source: str) -> dict[str, dict[str, Any
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{source}: is no tokenizer of Mistral ({error!r})") from error
     merges = merges_of(pieces, [-float(rank) for rank in range(len(pieces))])
-    model = byte_level(pattern)
+    model = byte_level([pattern])
     if "<s>" in special:
         after = model["post_processor"]
-        model["post_processor"] = with_bos("<s>", special.index("<s>"), after)
+        model["post_processor"] = with_ends("<s>", None, {"<s>": special.index("<s>")}, after)
     return {
         "tokenizer.json": {
             "version": "1.0",

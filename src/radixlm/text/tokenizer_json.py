@@ -8,19 +8,15 @@ from typing import Any
 _LONGEST = 512  # characters of a token that is merged of others
 
 
-def byte_level(pattern: str, then_gpt2: bool = False) -> dict[str, Any]:
-    """Texts are split by ``pattern`` ("": not), then as GPT-2 does if ``then_gpt2``, and tokens are
+def byte_level(patterns: Sequence[str], then_gpt2: bool = False) -> dict[str, Any]:
+    """Texts are split by each of ``patterns``, then as GPT-2 does if ``then_gpt2``, and tokens are
     of bytes."""
     part = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     splitter: dict[str, Any] = {**part, "use_regex": then_gpt2}
-    if pattern:
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        splitter = {"type": "Sequence", "pretokenizers": [split, splitter]}
+    if patterns:
+        kept = {"type": "Split", "behavior": "Isolated", "invert": False}
+        splits = [{**kept, "pattern": {"Regex": pattern}} for pattern in patterns]
+        splitter = {"type": "Sequence", "pretokenizers": [*splits, splitter]}
     return {
         "pre_tokenizer": splitter,
         "post_processor": {**part, "use_regex": False},
@@ -68,19 +64,26 @@ def added(index: int, token: str, is_special: bool) -> dict[str, Any]:
     return {"id": index, "content": token, **flags, "special": is_special}
 
 
-def with_bos(bos: str, index: int, after: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The post-processor that puts BOS before each text, behind ``after``."""
+def with_ends(
+    first: str | None, last: str | None, ids: Mapping[str, int], after: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """The post-processor that puts ``first`` before each text and ``last`` behind it, by their
+    ``ids``, behind ``after``; None for neither."""
+    if first is None and last is None:
+        return after
 
-    def ahead(sequence: str) -> list[dict[str, Any]]:
-        return [
-            {"SpecialToken": {"id": bos, "type_id": 0}},
-            {"Sequence": {"id": sequence, "type_id": 0}},
-        ]
+    def ended(sequence: str) -> list[dict[str, Any]]:
+        parts = [{"Sequence": {"id": sequence, "type_id": 0}}]
+        before, behind = (
+            [{"SpecialToken": {"id": t, "type_id": 0}}] if t else [] for t in (first, last)
+        )
+        return [*before, *parts, *behind]
 
+    tokens = [token for token in (first, last) if token is not None]
     template = {
         "type": "TemplateProcessing",
-        "single": ahead("A"),
-        "pair": ahead("A") + ahead("B"),
-        "special_tokens": {bos: {"id": bos, "ids": [index], "tokens": [bos]}},
+        "single": ended("A"),
+        "pair": ended("A") + ended("B"),
+        "special_tokens": {t: {"id": t, "ids": [ids[t]], "tokens": [t]} for t in tokens},
     }
     return template if after is None else {"type": "Sequence", "processors": [after, template]}

@@ -78,6 +78,8 @@ class GgufSource(TensorSource):
             value = _half_rotary_rows(value, piece)
         if piece.offset:
             value = value.float() - piece.offset
+        if piece.change is not None:
+            value = piece.change(value)
         if name.endswith("shared_expert_gate.weight") and value.ndim == 1:
             value = value[None]  # llama.cpp drops the row of one
         return value
@@ -93,7 +95,8 @@ class GgufSource(TensorSource):
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         is_matrix = len(tensor.shape) == 2 + (piece.expert is not None) and all(tensor.shape)
-        return tensor.kind in GRIDS and is_matrix and not piece.offset
+        is_kept = not piece.offset and piece.change is None
+        return tensor.kind in GRIDS and is_matrix and is_kept
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
         """A matrix of 4 bits with its scales and offsets."""

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from radixlm.arch.families import gguf_hybrid as hybrid
+from radixlm.arch.families.gguf_gemma4 import NAMES as GEMMA4
+from radixlm.arch.families.gguf_gemma4 import gemma4
 from radixlm.arch.families.gguf_rope import rope_scaling
 from radixlm.arch.gguf import GgufHeader
 from radixlm.base.errors import CheckpointError
@@ -76,13 +79,22 @@ _DEEPSEEK_MOE = {
 _GLM4_MOE = {**_DEEPSEEK_MOE, "post_attention_norm": "post_attention_layernorm"}
 _ERNIE_MOE = {**_DEEPSEEK_MOE, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}
 _MINIMAX_M2 = {**_MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+_HUNYUAN = {
+    **_PRE,
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"ffn_{x}_shexp": f"mlp.shared_mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
 _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
 class Kind(Record):
     """An architecture of llama.cpp. ``names``: of a layer's tensors, "{}" for the expert.
     ``is_permuted``: rows of q and k are stored in pairs; ``norm_offset``: added to norm weights by
-    the converter; ``more``: further keys of config.json."""
+    the converter; ``more``: further keys of config.json; ``changes``: of tensors, by name in the
+    layer, what the converter did, undone."""
 
     architecture: str
     model_type: str
@@ -91,6 +103,7 @@ class Kind(Record):
     norm_offset: float = 0.0
     last_norm: str = "model.norm"
     more: Callable[[GgufHeader], dict[str, Any]] = lambda _: {}
+    changes: Callable[[GgufHeader], Mapping[str, hybrid.Change]] = lambda _: {}
 
 
 def _qwen_moe(h: GgufHeader) -> dict[str, Any]:
@@ -134,7 +147,11 @@ def _gemma2(h: GgufHeader) -> dict[str, Any]:
 
 
 def _gemma3(h: GgufHeader) -> dict[str, Any]:
-    return {"query_pre_attn_scalar": _query_scalar(h, 62), "rope_local_base_freq": 10000.0}
+    return {
+        "query_pre_attn_scalar": _query_scalar(h, 62),
+        "rope_local_base_freq": h.own("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": h.own("final_logit_softcapping"),
+    }
 
 
 def _granite(h: GgufHeader) -> dict[str, Any]:
@@ -210,6 +227,10 @@ def _partial_of_heads(h: GgufHeader) -> dict[str, Any]:
 
 def _olmo(h: GgufHeader) -> dict[str, Any]:
     return {"clip_qkv": h.own("attention.clamp_kqv")}
+
+
+def _hunyuan_moe(h: GgufHeader) -> dict[str, Any]:
+    return {"num_experts": h.count("expert_count"), "moe_topk": h.count("expert_used_count")}
 
 
 def _olmoe(h: GgufHeader) -> dict[str, Any]:
@@ -325,6 +346,45 @@ KINDS: Mapping[str, Kind] = {
     "glm4moe": Kind("Glm4MoeForCausalLM", "glm4_moe", _GLM4_MOE, more=_glm4_moe),
     "ernie4_5-moe": Kind("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ERNIE_MOE, more=_ernie_moe),
     "minimax-m2": Kind("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, more=_minimax_m2),
+    "gemma4": Kind("Gemma4ForCausalLM", "gemma4_text", {**_SANDWICH, **GEMMA4}, more=gemma4),
+    "hunyuan-dense": Kind("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _HUNYUAN),
+    "hunyuan-moe": Kind("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", _HUNYUAN, more=_hunyuan_moe),
+    "qwen3next": Kind(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {**_QWEN_MOE, **hybrid.DELTA},
+        norm_offset=1.0,
+        more=hybrid.delta_net,
+        changes=hybrid.delta_changes,
+    ),
+    **{
+        name: Kind(
+            architecture,
+            model_type,
+            {**_QWEN_MOE, **hybrid.DELTA},
+            norm_offset=1.0,
+            more=hybrid.delta_net,
+            changes=hybrid.tiled_delta_changes,
+        )
+        for name, architecture, model_type in (
+            ("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text"),
+            ("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+        )
+    },
+    **{
+        name: Kind(
+            architecture,
+            name.replace("moe", "_moe"),
+            hybrid.LFM2,
+            last_norm="model.embedding_norm",
+            more=more,
+            changes=hybrid.convolved,
+        )
+        for name, architecture, more in (
+            ("lfm2", "Lfm2ForCausalLM", hybrid.lfm2),
+            ("lfm2moe", "Lfm2MoeForCausalLM", hybrid.lfm2_moe),
+        )
+    },
     # the text models of these: of text alone, their rotations are plain ones
     "qwen2vl": Kind("Qwen2ForCausalLM", "qwen2", _PRE),
     "qwen3vl": Kind("Qwen3ForCausalLM", "qwen3", _PRE),

@@ -98,8 +98,8 @@ def qwen3_next(c: Config) -> spec.Decoder:
     sizes, pair = (key, key, value, value), (ratio, ratio)
     names: Names = {
         **DELTA,
-        "state.qkv": Named(qkvz, GroupedParts(heads, sizes, (0, 1, 2))),
-        "state.gate": Named(qkvz, GroupedParts(heads, sizes, (3,))),
+        "state.qkv": AnyOf(Named(qkvz, GroupedParts(heads, sizes, (0, 1, 2))), DELTA["state.qkv"]),
+        "state.gate": AnyOf(Named(qkvz, GroupedParts(heads, sizes, (3,))), DELTA["state.gate"]),
         "state.beta": Named(ba, GroupedParts(heads, pair, (0,))),
         "state.decay": Named(ba, GroupedParts(heads, pair, (1,))),
     }
