@@ -336,7 +336,7 @@ def config_of(algorithm: str, **options: Any) -> ServerConfig:
     ("algorithm", "path", "expected"),
     [
         ("NEXTN", None, r"no prediction layers of its own.*NGRAM works"),
-        ("EAGLE3", "/nowhere", r"--speculative-draft-model-path '/nowhere' is neither a folder"),
+        ("EAGLE3", "/nowhere", r"--speculative-draft-model-path '/nowhere': there is no such file"),
         ("EAGLE", "radix-tiny-draft", r"holds a model, not a head.*STANDALONE works"),
         ("STANDALONE", "radix-tiny-eagle3", r"holds a head.*EAGLE3 works"),
         ("STANDALONE", "radix-tiny-embed", r"does not generate text"),

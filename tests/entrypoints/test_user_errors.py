@@ -30,6 +30,12 @@ CASES = [
     (["serve", "--cpu-threads", "9999"], "--cpu-threads: '9999' is not in [1, 1024]"),
     (["serve", "--trust-remote-code=maybe"], "takes no value, got 'maybe'"),
     (["serve", "--config", "none.yaml"], "--config: cannot read none.yaml: No such file"),
+    (["serve", "/no/model"], "'/no/model': there is no such file or folder"),
+    (["serve", "./LINK"], "'./LINK' is a link to nowhere, which does not exist"),
+    (["serve", "MODEL/weights.safetensors"], "is a file of a model: give its folder, MODEL"),
+    (["serve", "--ssl-certfile", "FILE", "--ssl-keyfile", "k"], "--ssl-keyfile k: there is no"),
+    (["serve", "--max-model-len", "4096"], "vLLM's; here it is --context-length"),
+    (["serve", "--config", "vllm.yaml"], "max-num-seqs is vLLM's; here it is --max-running"),
     (["router", "--api-key", ""], "--api-key is empty"),
     (["router", "--launch-servers", "1", "--router-polcy", "x"], "'--router-policy'"),
 ]
@@ -46,9 +52,23 @@ def test_a_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text("no tensors")
     Path("EMPTY").touch()
+    Path("LINK").symlink_to("nowhere")
+    Path("MODEL").mkdir()
+    Path("MODEL/config.json").write_text("{}")
+    Path("MODEL/weights.safetensors").touch()
+    Path("vllm.yaml").write_bytes(b"port: 1\r\nmax-num-seqs: 8\r\n")
     assert cli.main(argv) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("verb", "here"), [("run", "chat"), ("launch-server", "serve")])
+def test_verbs_of_other_engines(verb: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"radixlm: unknown verb {verb!r}; here it is `radixlm {here}`\n")
+    assert set(cli.ELSEWHERE).isdisjoint(cli.VERBS)
+    assert {to.split()[0] for to in cli.ELSEWHERE.values()} <= {*cli.VERBS}
 
 
 def test_a_missing_image_is_named_by_its_flag(

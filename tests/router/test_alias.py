@@ -215,3 +215,48 @@ def test_servers_end_where_one_more_cannot_start(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="no room"):
         servers.main(["--launch-servers", "2", "--router-dp-worker-base-port", "46000"])
     assert ended == started
+
+
+@pytest.mark.usefixtures("alias")
+def test_groups_of_options_are_read_as_flags() -> None:
+    from sglang_router import sglang_router_rs as rs
+    from sglang_router.router import build_control_plane_auth_config
+
+    fields = {"jwt_issuer": "i", "jwt_audience": "a", "jwt_role_mapping": {"Boss": "admin"}}
+    fields |= {"control_plane_api_keys": [("1", "Me", "k:k", "admin")]}
+    auth = build_control_plane_auth_config(fields)
+    assert auth is not None and auth.audit_enabled is False
+    redis = rs.PyRedisConfig("redis://r", retention_days=None)
+    router = rs.Router(
+        control_plane_auth=auth,
+        history_backend=rs.HistoryBackendType.Redis,
+        redis_config=redis,
+        oracle_config=None,
+    )
+    assert router.options == parse(
+        "--control-plane-api-keys 1:Me:admin:k:k --jwt-issuer i --jwt-audience a "
+        "--jwt-role-mapping Boss=admin --history-backend redis --redis-url redis://r "
+        "--redis-retention-days -1".split()
+    )
+    oracle = rs.PyOracleConfig(username="u", password="p", connect_descriptor="d", pool_max=8)
+    options = rs.Router(history_backend="oracle", oracle_config=oracle).options
+    assert (options.oracle_username, options.oracle_pool_max) == ("u", 8)
+    postgres = rs.PyPostgresConfig("postgres://p")
+    options = rs.Router(history_backend="postgres", postgres_config=postgres).options
+    assert options.postgres_db_url == "postgres://p"
+
+
+@pytest.mark.usefixtures("alias")
+def test_groups_of_options_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    from sglang_router import sglang_router_rs as rs
+    from sglang_router.router import build_control_plane_auth_config
+
+    assert build_control_plane_auth_config({"control_plane_audit_enabled": True}) is None
+    assert build_control_plane_auth_config({"jwt_role_claim": "roles"}) is None
+    assert not caplog.records
+    assert build_control_plane_auth_config({"jwt_role_claim": "groups"}) is None
+    assert "jwt_issuer/jwt_audience missing" in caplog.text
+    with pytest.raises(ValueError, match="pool_min"):
+        rs.PyOracleConfig(pool_min=0)
+    with pytest.raises(ValueError, match="pool_max"):
+        rs.PyOracleConfig(pool_min=5, pool_max=2)

@@ -44,6 +44,19 @@ async def test_openai_routes_without_v1(start_workers: StartWorkers, path: str) 
     assert [(seen.target, seen.body) for seen in worker.seen] == [(f"/v1{path}?a=1", BODY)]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [("GET", "/v1/realtime", "transcriptions"), ("POST", "/v1/interactions", "/v1/responses")],
+)
+async def test_routes_of_other_gateways(
+    start_workers: StartWorkers, method: str, path: str, says: str
+) -> None:
+    (worker,) = await start_workers(1)
+    async with Front([worker]) as front:
+        answer = await ask(front.url, method, path)
+    assert answer.status == 501 and says.encode() in answer.body and not worker.seen
+
+
 async def test_all_headers_pass_but_hop_by_hop(start_workers: StartWorkers) -> None:
     (worker,) = await start_workers(1)
     sent = [("X-Foo", "a"), ("x-foo", "b"), ("User-Agent", "me"), ("traceparent", "00-1-2-01")]

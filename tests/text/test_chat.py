@@ -276,6 +276,25 @@ def test_the_option_overrides_the_checkpoint(tmp_path: Path) -> None:
     assert vicuna.render(chat).endswith("ASSISTANT:")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("chatmll", None, r"no file and none of: .*; did you mean 'chatml'\?$"),
+        ("bad.json", '{"system": ""}', r"bad.json: 'user' is missing; a conversation format in"),
+        ("cut.json", '{"system": ', r"cut.json: Expecting value.*; a conversation format in JSON"),
+        ("bad.jinja", "\n{% for %}", r"bad.jinja: the template does not compile: line 2: "),
+    ],
+)
+def test_a_wrong_argument_is_told(
+    name: str, text: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_chat_template(tokenizer({}), name)
+
+
 def test_a_json_file_describes_a_format(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     given = {"name": "x", "system": "SYS:", "system_message": "be", "user": "U", "assistant": "A"}

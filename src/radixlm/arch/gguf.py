@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from radixlm.base.errors import CheckpointError
+from radixlm.base.errors import DOWNLOAD_AGAIN, CheckpointError
 from radixlm.base.record import Record
 
 MAGIC = b"GGUF"
@@ -165,7 +165,9 @@ def _read_file(path: Path) -> GgufHeader:
         with path.open("rb") as opened:
             size = path.stat().st_size
             if size < 24:
-                raise CheckpointError(f"{path}: truncated: {size} bytes are no GGUF file")
+                raise CheckpointError(
+                    f"{path}: truncated: {size} bytes are no GGUF file{DOWNLOAD_AGAIN}"
+                )
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except OSError as error:
@@ -224,6 +226,7 @@ class _Reader:
         if end > len(self._data):
             raise self._error(
                 f"truncated: {name} ends at byte {end}, the file has {len(self._data)}"
+                f"{DOWNLOAD_AGAIN}"
             )
         return GgufTensor(self._path, label, shape, start, end)
 
@@ -261,7 +264,9 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self._data):
-            raise self._error(f"truncated: the header ends after byte {len(self._data)}")
+            raise self._error(
+                f"truncated: the header ends after byte {len(self._data)}{DOWNLOAD_AGAIN}"
+            )
         piece, self._at = self._data[self._at : end], end
         return piece
 

@@ -494,7 +494,9 @@ def find(architecture: str, source: str = "config.json") -> Family:
         return family
     near = difflib.get_close_matches(architecture, ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"; nearest: {', '.join(near)}" if near else ""
-    raise UnknownArchitecture(f"{source}: unknown architecture {architecture!r}{hint}")
+    raise UnknownArchitecture(
+        f"{source}: unknown architecture {architecture!r}{hint}; docs/models.md lists those served"
+    )
 
 
 def predicted(architecture: str) -> str:

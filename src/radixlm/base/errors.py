@@ -50,6 +50,10 @@ class CheckpointError(RadixError):
     """Weights or config.json do not fit the description; the message names file and tensor."""
 
 
+DOWNLOAD_AGAIN = "; download or copy the file again"
+"""How a message about a file that is cut off ends."""
+
+
 class TransferError(RadixError):
     """A peer failed; the transfer may be tried again."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.nearest import suggestion
 from radixlm.config.deprecated import DEPRECATED, DeprecatedFlag
+from radixlm.config.foreign import of_others
 from radixlm.config.newer import newer_flags, read_newer
 from radixlm.config.option import names, options
 from radixlm.config.values import coerce
@@ -20,8 +21,11 @@ def dashed(key: str) -> str:
 
 
 def unknown(key: str, source: str, known: Iterable[str] = ()) -> ConfigError:
-    """The error for an unknown option, with the nearest name as ``key`` is spelled: a flag with
-    dashes, or a key of YAML. ``known``: flags to choose from, all of a server's unless given."""
+    """The error for an unknown option: what it is here if another engine has it, else the nearest
+    name as ``key`` is spelled: a flag with dashes, or a key of YAML. ``known``: flags to choose
+    from, all of a server's unless given."""
+    if theirs := of_others(key):
+        return ConfigError(f"{source}{key} is {theirs}")
     flags = list(known) or [
         dashed(one) for one in (*names(), *DEPRECATED, *newer_flags(), "config")
     ]

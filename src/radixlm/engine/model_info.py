@@ -160,6 +160,16 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     if local.is_dir():
         kind = load("radixlm.hub.folder:other_kind")(local)
         raise CheckpointError(f"{name}: no config.json in this folder{kind and '; ' + kind}")
+    if local.is_file() and (local.parent / "config.json").is_file():
+        raise ConfigError(
+            f"--model-path {name!r} is a file of a model: give its folder, {local.parent}"
+        )
+    if local.is_symlink() and not local.exists():
+        raise ConfigError(
+            f"--model-path {name!r} is a link to {local.readlink()}, which does not exist"
+        )
+    if name.startswith(("/", "./", "../", "~")) and not local.exists():
+        raise ConfigError(f"--model-path {name!r}: there is no such file or folder")
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
     near = suggestion(name, bundled) or load("radixlm.hub.huggingface:near_name")(name)
     raise ConfigError(

@@ -39,6 +39,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "version": ("radixlm.entrypoints.cli:version", "print the version"),
 }
 
+ELSEWHERE = {
+    "run": "chat",
+    "list": "models",
+    "ls": "models",
+    "ps": "top --once",
+    "rm": "models rm",
+    "complete": "generate",
+    "launch_server": "serve",
+    "launch_router": "router",
+    "bench_serving": "bench serve",
+}
+"""What verbs of Ollama, vLLM and SGLang are here."""
+
 
 def version(argv: list[str]) -> int:
     """Print the version."""
@@ -99,11 +112,11 @@ def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    verb = "version" if args[0] == "--version" else args[0]
+    verb = "version" if args[0] in ("--version", "-V") else args[0]
     if verb not in VERBS:
-        print(
-            f"radixlm: unknown verb {verb!r}{suggestion(verb, VERBS)}\n\n{usage()}", file=sys.stderr
-        )
+        here = ELSEWHERE.get(verb.replace("-", "_"))
+        near = f"; here it is `radixlm {here}`" if here else suggestion(verb, VERBS)
+        print(f"radixlm: unknown verb {verb!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
     return int(load(VERBS[verb][0])(args[1:]) or 0)
 

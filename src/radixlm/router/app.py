@@ -272,6 +272,13 @@ class Gateway:
         return [(b"vary", b"origin")]
 
 
+_NOT_BUILT = {
+    "/v1/realtime": "live audio is not supported: POST /v1/audio/transcriptions",
+    "/v1/interactions": "Gemini's API is not spoken: POST /v1/chat/completions or /v1/responses",
+}
+"""Routes of other gateways, and why they are not here."""
+
+
 async def _own_route(
     routes: Routes,
     call: Call,
@@ -287,6 +294,8 @@ async def _own_route(
         methods = routes.methods(call.path)
         if methods:
             raise _method_error(call, methods)
+        if why := _NOT_BUILT.get(call.path):
+            raise _Refusal(501, f"{call.path}: {why}", "not_implemented")
         raise _Refusal(404, f"no route {call.path[:200]!r}", "not_found")
     if route.access != "open" and auth is not None:
         check = auth(call, route.access)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from jinja2 import nodes
 
 from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.nearest import suggestion
 from radixlm.text.conversations import CONVERSATIONS, Conversation, guess_name, read_json
 from radixlm.text.function_messages import with_tool_calls
 from radixlm.text.template import Template
@@ -341,7 +342,8 @@ def _load_argument(
         return ChatTemplate(source, tokenizer.special_tokens, media=media)
     path = Path(argument)
     if not path.is_file():
-        known = ", ".join([*CONVERSATIONS, *tokenizer.chat_templates])
+        names = [*CONVERSATIONS, *tokenizer.chat_templates]
+        known = ", ".join(names) + suggestion(argument, names)
         raise ConfigError(f"--chat-template {argument!r} is no file and none of: {known}")
     try:
         text = path.read_text(encoding="utf-8")

@@ -253,7 +253,11 @@ def read_json(text: str, origin: str) -> Conversation:
         style = str(fields["sep_style"]).upper()
         system, stop = str(fields["system"]), fields.get("stop_str") or ()
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--chat-template {origin}: not a conversation format: {error}") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ConfigError(
+            f"--chat-template {origin}: {why}; a conversation format in JSON has system, user, "
+            "assistant and sep_style, and a Jinja template is a file that ends in .jinja"
+        ) from None
     sep = str(fields.get("sep", "\n"))
     sep2 = str(fields.get("sep2") or sep)
     if style not in _STYLES:

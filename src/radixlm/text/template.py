@@ -408,7 +408,9 @@ class Template:
                 _ENVIRONMENT, code, dict(_ENVIRONMENT.globals)
             )
         except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
-            raise InvalidRequest(f"the template does not compile: {error}", param) from None
+            line = getattr(error, "lineno", None)
+            where = f"line {line}: " if line else ""
+            raise InvalidRequest(f"the template does not compile: {where}{error}", param) from None
 
     def render(self, variables: Mapping[str, Any], param: str = "messages") -> str:
         """The text; InvalidRequest(param) if the template fails, raises or exceeds its budget."""

@@ -219,6 +219,10 @@ def index_of(folder: Path) -> Path | None:
 
 def _not_empty(folder: Path, files: list[Path], pattern: str) -> list[Path]:
     if not files:
-        hint = "" if pattern == _ANY else "; --load-format auto reads what is there"
+        hint = (
+            "; copy them there, or use --load-format dummy for random ones"
+            if pattern == _ANY
+            else "; --load-format auto reads what is there"
+        )
         raise CheckpointError(f"{folder} holds no weights ({pattern}){hint}")
     return files

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from radixlm.base.errors import CheckpointError
+from radixlm.base.errors import DOWNLOAD_AGAIN, CheckpointError
 from radixlm.base.record import Record
 from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource, read_weight_map
@@ -135,12 +135,12 @@ def _header_of(file: Path) -> tuple[bytes, int]:
 def header_bytes(file: Path, prefix: bytes, file_size: int) -> int:
     """The length of the JSON header, by the first 8 bytes; CheckpointError if it cannot be."""
     if len(prefix) < 8:
-        raise CheckpointError(f"{file}: truncated: {file_size} bytes are no header")
+        raise CheckpointError(f"{file}: truncated: {file_size} bytes are no header{DOWNLOAD_AGAIN}")
     (header_size,) = struct.unpack("<Q", prefix)
     if header_size > min(file_size - 8, MAX_HEADER_BYTES):
         raise CheckpointError(
             f"{file}: truncated or no safetensors file: the header says {header_size} "
-            f"bytes, the file has {file_size}"
+            f"bytes, the file has {file_size}{DOWNLOAD_AGAIN}"
         )
     return int(header_size)
 
@@ -199,5 +199,6 @@ def _entry(file: Path, number: int, name: str, record: object, base: int, file_s
     if base + end > file_size:
         raise CheckpointError(
             f"{file}: truncated: {name} ends at byte {base + end}, the file has {file_size}"
+            f"{DOWNLOAD_AGAIN}"
         )
     return Entry(number, DTYPES[dtype], tuple(shape), base + start, base + end)

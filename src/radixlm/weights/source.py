@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from radixlm.base.errors import CheckpointError
+from radixlm.base.errors import DOWNLOAD_AGAIN, CheckpointError
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
 
@@ -116,7 +116,8 @@ def shard_files(folder: Path, index: Path) -> list[Path]:
         entries = json.loads(index.read_bytes())["weight_map"].values()
         names = sorted(set(entries))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{index}: not a weight index ({error!r})") from error
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"{index}: not a weight index ({why}){DOWNLOAD_AGAIN}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise CheckpointError(f"{index}: {name!r} is not the name of a file in this folder")
@@ -149,5 +150,7 @@ def _all_present(folder: Path, names: Iterable[str], where: str) -> list[Path]:
     files = [folder / name for name in names]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise CheckpointError(f"{where}: missing files: {', '.join(missing)}")
+        raise CheckpointError(
+            f"{where}: missing files: {', '.join(missing)}; download or copy them into this folder"
+        )
     return files

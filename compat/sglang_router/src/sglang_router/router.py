@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from sglang_router.parts import PyApiKeyEntry, PyControlPlaneAuthConfig, PyJwtConfig, PyRole
 from sglang_router.router_args import RouterArgs
 from sglang_router.sglang_router_rs import BackendType, HistoryBackendType, PolicyType
 from sglang_router.sglang_router_rs import Router as _Router
+
+logger = logging.getLogger(__name__)
 
 _POLICIES = {policy.value: policy for policy in PolicyType}
 
@@ -35,6 +39,30 @@ def history_backend_from_str(backend_str: str | HistoryBackendType | None) -> Hi
         return HistoryBackendType((backend_str or "memory").lower())
     except ValueError:
         raise ValueError(f"Unknown history backend: {backend_str}") from None
+
+
+def role_from_str(role_str: str) -> PyRole:
+    """The role of a name; a user's where there is none."""
+    return PyRole.Admin if role_str.lower() == "admin" else PyRole.User
+
+
+def build_control_plane_auth_config(args_dict: dict[str, Any]) -> PyControlPlaneAuthConfig | None:
+    """Who may use the control plane, of the fields of a RouterArgs; None if nothing is said."""
+    given = {
+        name: args_dict[f"jwt_{name}"]
+        for name in ("issuer", "audience", "jwks_uri", "role_claim", "role_mapping")
+        if args_dict.get(f"jwt_{name}")
+    }
+    jwt = PyJwtConfig(**given) if {"issuer", "audience"} <= given.keys() else None
+    if jwt is None and given not in ({}, {"role_claim": "roles"}):
+        logger.warning("jwt_issuer/jwt_audience missing: no JWT is taken")
+    entries = args_dict.get("control_plane_api_keys") or ()
+    keys = [
+        PyApiKeyEntry(key_id, name, key, role_from_str(role)) for key_id, name, key, role in entries
+    ]
+    if jwt is None and not keys:
+        return None
+    return PyControlPlaneAuthConfig(jwt, keys, args_dict.get("control_plane_audit_enabled", False))
 
 
 class Router:

@@ -8,8 +8,35 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
+from sglang_router.parts import (
+    GROUPS,
+    PyApiKeyEntry,
+    PyControlPlaneAuthConfig,
+    PyJwtConfig,
+    PyOracleConfig,
+    PyPostgresConfig,
+    PyRedisConfig,
+    PyRole,
+)
 from sglang_router.router_args import to_options
 from sglang_router.version import __version__
+
+__all__ = [
+    "BackendType",
+    "HistoryBackendType",
+    "PolicyType",
+    "PyApiKeyEntry",
+    "PyControlPlaneAuthConfig",
+    "PyJwtConfig",
+    "PyOracleConfig",
+    "PyPostgresConfig",
+    "PyRedisConfig",
+    "PyRole",
+    "Router",
+    "get_available_tool_call_parsers",
+    "get_verbose_version_string",
+    "get_version_string",
+]
 
 
 class PolicyType(Enum):
@@ -43,11 +70,14 @@ HistoryBackendType = Enum(  # type: ignore[misc]  # one member is called None
 
 
 class Router:
-    """The gateway: ``Router(**fields).start()``, with the fields of RouterArgs."""
+    """The gateway: ``Router(**fields).start()``, with the fields of RouterArgs or groups."""
 
     def __init__(self, **fields: Any) -> None:
         """ValueError for options that do not fit."""
+        groups = [fields.pop(name, None) for name in GROUPS]
         plain = {k: v.value if isinstance(v, Enum) else v for k, v in fields.items()}
+        for group in groups:
+            plain |= group.flat() if group is not None else {}
         try:
             self.options = to_options(plain)
         except ConfigError as error:

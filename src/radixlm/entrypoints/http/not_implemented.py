@@ -20,6 +20,7 @@ _IPC = (
     "/update_weights_from_tensor with tensor_handles, or /update_weights_from_distributed"
 )
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
+_GEMINI = "Gemini's API is not spoken: POST /v1/chat/completions, /v1/responses or /v1/messages"
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -29,6 +30,8 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/pd_role_switch", _POST, _PD),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),
     ("/v1/realtime", ("GET",), "live audio is not supported: POST /v1/audio/transcriptions"),
+    ("/v1/interactions", _POST, _GEMINI),
+    ("/v1beta/models/{call}", _POST, _GEMINI),
     ("/v1/moderations", _POST, "this server does not moderate"),
     ("/dumper/{method}", _POST, "dumping tensors is not implemented"),
     ("/v1/images/generations", _POST, "image generation is not supported"),

@@ -31,6 +31,10 @@ def make_context(serve: ServeConfig) -> ssl.SSLContext | None:
 
 def _load(context: ssl.SSLContext, serve: ServeConfig) -> None:
     assert serve.ssl_certfile is not None
+    for flag in ("ssl_certfile", "ssl_keyfile"):
+        name = getattr(serve, flag)
+        if name is not None and not Path(name).is_file():
+            raise ConfigError(f"--{flag.replace('_', '-')} {name}: there is no such file")
     password = serve.ssl_keyfile_password or ""  # without one, OpenSSL asks at the terminal
     try:
         context.load_cert_chain(serve.ssl_certfile, serve.ssl_keyfile, lambda: password)
