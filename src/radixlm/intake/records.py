@@ -87,15 +87,13 @@ class Output:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     hidden_states: list[bytes] | None = None
-    routed_experts: list[bytes] | None = None
-    """Of each token that was computed: int32 [layers, top_k]."""
+    routed_experts: list[bytes] | None = None  # of each computed token: int32 [layers, top_k]
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
     score: float | None = None  # of a beam search
     draft_rounds: list[int] | None = None
     num_drafted: int = 0
-    prefill_s: float = 0.0
-    """Seconds from the arrival to the first token; 0 before it."""
+    prefill_s: float = 0.0  # from the arrival to the first token; 0 before it
     adapter: AdapterRef | None = None
     weight_version: str = ""
     """Label of the weights that computed the last token; "" before the first."""
