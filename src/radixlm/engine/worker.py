@@ -35,6 +35,7 @@ import torch  # noqa: F401
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
 from radixlm.base.log import set_up_logging
+from radixlm.base.stop_signals import stop_signals
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import placed
 from radixlm.engine.assemble import assemble, assemble_rank
@@ -83,8 +84,8 @@ def prefaulted_memory(early: StartupReader | None) -> Iterator[None]:
 def _prepare_process(startup: dict[str, Any], config: ServerConfig, folder: Path) -> str:
     """Set up signals, stacks on request and logging; the process's name in logs."""
     # these signals reach the whole process group; the server decides when its engine ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for signum in stop_signals():
+        signal.signal(signum, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     index = str(startup["index"]) if config.parallel.num_replicas > 1 else ""

@@ -1,6 +1,7 @@
 """Run the HTTP server: start the engine first (it takes longest), then uvicorn, then wait.
 
-SIGTERM and Ctrl-C drain: readiness goes off, what runs may finish within --drain-timeout, exit 0.
+SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP) drain: readiness goes off, what runs may
+finish within --drain-timeout, exit 0.
 A second signal stops at once. An engine that cannot start ends the server with exit status 2.
 """
 
@@ -21,6 +22,7 @@ from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
+from radixlm.base.stop_signals import stop_signals
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.downloaded import delete_checkpoint
@@ -225,7 +227,7 @@ class Server:
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()
         loop = asyncio.get_running_loop()
-        for signum in () if self.is_shared else (signal.SIGTERM, signal.SIGINT):
+        for signum in () if self.is_shared else stop_signals():
             loop.add_signal_handler(signum, self.on_signal, signum)
         self._spawn(self._announce())
         if self.config.serve.enable_ssl_refresh and self.uvicorn.config.ssl is not None:
@@ -283,12 +285,14 @@ class Server:
             )
 
     def on_signal(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        if name == "SIGHUP" and self.num_signals:
+            return  # shell and kernel both tell of a closed terminal
         self.num_signals += 1
         if self.num_signals > 1:
             log.warning("second signal: stopping at once")
             self._spawn(self._drain_within(0.0))
             return
-        name = signal.Signals(signum).name
         running = len(self.engine.intake.requests)
         log.info("%s: draining, %d requests run", name, running)
         self._spawn(self._drain())

@@ -24,6 +24,7 @@ import uvloop
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
+from radixlm.base.stop_signals import stop_signals
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.intake import ServerIntake
 from radixlm.engine.launch import intake_facts, registry_options
@@ -86,7 +87,7 @@ class Fleet:
         """Run until all workers have ended; the exit status."""
         offer_stacks(self._replicas[0].supervisor.folder, "main")
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in stop_signals():
             loop.add_signal_handler(signum, self._stop)
         bootstrap = load("radixlm.entrypoints.http.server:start_bootstrap")(self._config)
         supervisors = [replica.supervisor for replica in self._replicas]
@@ -359,7 +360,7 @@ def take_stdout() -> TextIO:
 
 def main() -> int:
     """``python -m radixlm.entrypoints.http.workers``: commands on standard input."""
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in stop_signals():
         signal.signal(signum, signal.SIG_IGN)  # the main process decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as raw:
         start: dict[str, Any] = json.loads(raw.readline())  # not a byte more than the first line
