@@ -98,7 +98,7 @@ class Ovis(nn.Module):
         return torch.cat(made)
 
 
-class _Tower(nn.Module):
+class _TileEncoder(nn.Module):
     """SigLIP or AIMv2 on tiles of one size, without the last norm."""
 
     def __init__(self, kind: str, values: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class OvisTiles(nn.Module):
         super().__init__()
         self._merge, vocab = config["hidden_stride"], config["visual_vocab_size"]
         self._is_hard = config["tokenize_function"] != "softmax"
-        self.vit = _Tower(config["kind"], config["vision_config"])
+        self.vit = _TileEncoder(config["kind"], config["vision_config"])
         words = vocab - self._NUM_MARKS
         wide = config["vision_config"]["hidden_size"] * self._merge**2
         self.head = nn.Sequential(nn.Linear(wide, words, bias=False), nn.LayerNorm(words))
