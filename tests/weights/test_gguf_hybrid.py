@@ -111,7 +111,8 @@ def test_granite_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names = {
         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
         "block_sparse_moe.router.layer": "ffn_gate_inp",
-        "shared_mlp.output_linear": "ffn_down_shexp", "block_sparse_moe.output_linear": "ffn_down_exps", "self_attn.o_proj": "attn_output",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+        "block_sparse_moe.output_linear": "ffn_down_exps", "self_attn.o_proj": "attn_output",
         "self_attn.v_proj": "attn_v", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     }  # fmt: skip
     for name, value in load_file(folder / "model.safetensors").items():
