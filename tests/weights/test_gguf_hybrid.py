@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.fakes import gguf_file
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.weights.test_gguf_names import IDS, convert
@@ -97,3 +99,39 @@ def _check(file: Path, folder: Path) -> None:
         for one in (unpacked(file), folder)
     )
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_granite_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The converter takes gates and up-projections apart, and stores rows of q and k in pairs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = cached_tiny("GraniteMoeSharedForCausalLM")
+    c = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, Any] = {}
+    ends = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    names = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "block_sparse_moe.router.layer": "ffn_gate_inp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+        "block_sparse_moe.output_linear": "ffn_down_exps", "self_attn.o_proj": "attn_output",
+        "self_attn.v_proj": "attn_v", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    }  # fmt: skip
+    for name, value in load_file(folder / "model.safetensors").items():
+        stem = name.removesuffix(".weight")
+        if stem in ends:
+            tensors[f"{ends[stem]}.weight"] = value, "F32"
+            continue
+        _, _, layer, part = stem.split(".", 3)
+        if part.endswith("input_linear"):
+            own = "shexp" if "shared" in part else "exps"
+            halves = value.chunk(2, -2)
+            for half, kind in zip(halves, ("gate", "up"), strict=True):
+                tensors[f"blk.{layer}.ffn_{kind}_{own}.weight"] = half.contiguous(), "F32"
+            continue
+        if part.endswith(("q_proj", "k_proj")):
+            heads = c["num_attention_heads" if "q_proj" in part else "num_key_value_heads"]
+            pairs = value.view(heads, 2, -1, value.shape[1]).transpose(1, 2)
+            value = pairs.reshape(value.shape)
+        tensors[f"blk.{layer}.{names[part]}.weight"] = value, "F32"
+    said = gguf_file.metadata(c, "granitemoe")
+    said["granitemoe.expert_shared_feed_forward_length"] = c["shared_intermediate_size"]
+    _check(gguf_file.write(tmp_path / "m.gguf", said, tensors), folder)

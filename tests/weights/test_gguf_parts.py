@@ -126,3 +126,8 @@ def test_names_of_parts() -> None:
         assert parts_of(Path(alone)) == [Path(alone)]
     files = [Path("x-00002-of-00002.gguf"), Path("x-00001-of-00002.gguf"), Path("y.gguf")]
     assert first_parts(files) == [Path("x-00001-of-00002.gguf"), Path("y.gguf")]
+
+
+def test_a_media_encoder_beside_the_model_is_no_second_model(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("mmproj-F16.gguf", "m-00002-of-00002.gguf")]
+    assert first_parts(files) == [tmp_path / "m-00001-of-00002.gguf"]

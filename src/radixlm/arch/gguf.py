@@ -156,8 +156,10 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def first_parts(files: Sequence[Path]) -> list[Path]:
-    """Of each model in ``files`` the file, or the first of its parts."""
-    return list(dict.fromkeys(parts_of(file)[0] for file in sorted(files)))
+    """Of each model in ``files`` the file, or the first of its parts. Encoders of media
+    ("mmproj-...") are none."""
+    models = (file for file in sorted(files) if not file.name.lower().startswith("mmproj"))
+    return list(dict.fromkeys(parts_of(file)[0] for file in models))
 
 
 def _read_file(path: Path) -> GgufHeader:

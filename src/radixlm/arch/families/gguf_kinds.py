@@ -87,6 +87,13 @@ _HUNYUAN = {
     **{f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
     **{f"ffn_{x}_shexp": f"mlp.shared_mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
+_GRANITE_MOE = {
+    **_PRE,
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"ffn_{x}_shexp": f"shared_mlp.{x}_proj" for x in ("gate", "up")},
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
 _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
@@ -161,6 +168,11 @@ def _granite(h: GgufHeader) -> dict[str, Any]:
         "logits_scaling": h.own("logit_scale", 1.0),
         **{f"{name}_multiplier": h.own(key) for name, key in keys.items()},
     }
+
+
+def _granite_moe(h: GgufHeader) -> dict[str, Any]:
+    shared = h.own("expert_shared_feed_forward_length", 0)
+    return {**_granite(h), **_mixtral(h), "shared_intermediate_size": shared}
 
 
 def _partial(h: GgufHeader) -> dict[str, Any]:
@@ -318,6 +330,13 @@ KINDS: Mapping[str, Kind] = {
     "smollm3": Kind("SmolLM3ForCausalLM", "smollm3", _PRE, is_permuted=True),
     "arcee": Kind("ArceeForCausalLM", "arcee", _PRE, is_permuted=True),
     "granite": Kind("GraniteForCausalLM", "granite", _PRE, is_permuted=True, more=_granite),
+    "granitemoe": Kind(
+        "GraniteMoeSharedForCausalLM",
+        "granitemoeshared",
+        _GRANITE_MOE,
+        is_permuted=True,
+        more=_granite_moe,
+    ),
     "olmo2": Kind("Olmo2ForCausalLM", "olmo2", _POST),
     "exaone4": Kind("Exaone4ForCausalLM", "exaone4", _POST, more=_exaone4),
     "seed_oss": Kind("SeedOssForCausalLM", "seed_oss", _POST),

@@ -64,7 +64,10 @@ MOE_NAMES: Names = {
     "moe.down": AnyOf(
         *(_MOE + name for name in ("output_linear", "experts.down_proj", "experts.{e}.down_proj"))
     ),
-    "moe.shared.up": LAYER + "shared_mlp.input_linear",
+    "moe.shared.up": AnyOf(
+        LAYER + "shared_mlp.input_linear",
+        (LAYER + "shared_mlp.gate_proj", LAYER + "shared_mlp.up_proj"),  # GGUF
+    ),
     "moe.shared.down": LAYER + "shared_mlp.output_linear",
 }
 
