@@ -178,9 +178,8 @@ def test_langchain_of_ollama_and_anthropic(
 
     model = make(model=MODEL, base_url=client_url, temperature=0, **options)
     whole = model.invoke("What is 17 + 25?")
-    streamed = None
-    for part in model.stream("What is 17 + 25?"):
-        streamed = part if streamed is None else streamed + part
+    first, *rest = model.stream("What is 17 + 25?")
+    streamed = sum(rest, start=first)
     assert whole.text == streamed.text == "42"
     assert whole.usage_metadata["output_tokens"] == streamed.usage_metadata["output_tokens"] > 0
     (call,) = model.bind_tools([get_weather]).invoke(ASK).tool_calls
