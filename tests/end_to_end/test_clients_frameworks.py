@@ -156,3 +156,45 @@ def test_smolagents(client_url: str) -> None:
     got = model([{"role": "user", "content": parts}], tools_to_call_from=[get_weather])
     assert got.tool_calls[0].function.name == "get_weather"
     assert model([{"role": "user", "content": "hi"}]).content
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "options"),
+    [
+        ("langchain_ollama", "ChatOllama", {"num_predict": 80}),
+        ("langchain_anthropic", "ChatAnthropic", {"max_tokens": 80, "api_key": "x"}),
+    ],
+)
+def test_langchain_of_ollama_and_anthropic(
+    client_url: str, module: str, name: str, options: dict[str, Any]
+) -> None:
+    make = getattr(pytest.importorskip(module), name)
+    tools = pytest.importorskip("langchain_core.tools")
+
+    @tools.tool  # type: ignore[untyped-decorator]
+    def get_weather(city: str) -> str:
+        """Weather of a city."""
+        return f"sunny in {city}"
+
+    model = make(model=MODEL, base_url=client_url, temperature=0, **options)
+    whole = model.invoke("What is 17 + 25?")
+    first, *rest = model.stream("What is 17 + 25?")
+    streamed = sum(rest, start=first)
+    assert whole.text == streamed.text == "42"
+    assert whole.usage_metadata["output_tokens"] == streamed.usage_metadata["output_tokens"] > 0
+    (call,) = model.bind_tools([get_weather]).invoke(ASK).tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    assert isinstance(model.with_structured_output(Verdict).invoke("Judge it."), Verdict)
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_outlines(client_url: str, kind: str) -> None:
+    outlines = pytest.importorskip("outlines")
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{client_url}/v1", api_key="x", max_retries=0)
+    model = getattr(outlines, f"from_{kind}")(client, MODEL)
+    digits = model("Say a number.", outlines.regex(r"[0-9]{3}"), max_tokens=20, temperature=0)
+    assert len(digits) == 3 and digits.isdecimal()
+    Verdict.model_validate_json(model("Judge it.", Verdict, max_tokens=60, temperature=0))
+    parts = model.stream("Judge it.", Verdict, max_tokens=60, temperature=0)
+    Verdict.model_validate_json("".join(parts))

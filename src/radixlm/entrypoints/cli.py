@@ -116,7 +116,8 @@ def _run(args: list[str]) -> int:
     if verb not in VERBS:
         here = ELSEWHERE.get(verb.replace("-", "_"))
         near = f"; here it is `radixlm {here}`" if here else suggestion(verb, VERBS)
-        print(f"radixlm: unknown verb {verb!r}{near}\n\n{usage()}", file=sys.stderr)
+        more = "" if near else f"\n\n{usage()}"
+        print(f"radixlm: unknown verb {verb!r}{near}{more}", file=sys.stderr)
         return 2
     return int(load(VERBS[verb][0])(args[1:]) or 0)
 
