@@ -20,7 +20,7 @@ import pytest
 from safetensors.torch import load_file
 
 import radixlm
-from radixlm.base.errors import CheckpointError, InvalidRequest
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.model_info import resolved
@@ -299,6 +299,8 @@ async def test_without_adapters_requests_for_them_are_refused() -> None:
 def test_a_bad_adapter_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"--lora-paths x: .*no adapter_config"):
         radixlm.Engine(model_path=str(cached_tiny(ARCH)), lora_paths=[f"x={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"--lora-paths: .*/none is no folder"):
+        radixlm.Engine(model_path=str(tmp_path), lora_paths=[f"x={tmp_path}/none"])
 
 
 def test_the_offline_engine(folders: list[Path], wanted: dict[str | None, list[list[int]]]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
@@ -16,22 +16,14 @@ from radixlm.devices.cuda import CudaDevice
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.engine.features.processors import ProcessorFeature
-from radixlm.engine.gpu import (
-    record_graphs,
-    warm_up,
-)
+from radixlm.engine.gpu import record_graphs, warm_up
 from radixlm.engine.hicache import write_policy
 from radixlm.engine.kept import FIRST_BOOT, Boot
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.load_engine import LoadedEngine, available_on, can_profile, load_engine
 from radixlm.engine.model_cost import make_cost
 from radixlm.engine.model_info import ModelInfo
-from radixlm.engine.parts import (
-    make_features,
-    make_kv_manager,
-    make_runner,
-    tokenizer_loader,
-)
+from radixlm.engine.parts import make_features, make_kv_manager, make_runner, tokenizer_loader
 from radixlm.engine.peering import make_handover
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
@@ -44,10 +36,6 @@ from radixlm.observe.ring import StepRing
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import Channel
-
-if TYPE_CHECKING:  # torch's compiler takes a second to import
-    pass
-
 
 # by which a start waits for pages of a tier on disk, so that the first prompts find them
 MAX_PRELOAD_S = 2.0

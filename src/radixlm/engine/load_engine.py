@@ -46,12 +46,7 @@ from radixlm.engine.memory import MemoryNow, Pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
 from radixlm.engine.packed_weights import PackedWeights, available_bytes
-from radixlm.engine.parts import (
-    EngineParts,
-    invariant_kernels,
-    make_processors,
-    make_runner,
-)
+from radixlm.engine.parts import EngineParts, invariant_kernels, make_processors, make_runner
 from radixlm.engine.profile import Profiler
 from radixlm.engine.ranks import Peers
 from radixlm.engine.sharded_save import ShardedSaver
@@ -74,9 +69,7 @@ from radixlm.wire.weights import WeightsSource
 if TYPE_CHECKING:  # torch's compiler takes a second to import
     from radixlm.models.compiled import CompiledSteps
 
-
 log = logging.getLogger(__name__)
-
 
 # share of a GPU for weights and pools of models whose steps cannot be profiled
 UNPROFILED_SHARE = 0.85

@@ -27,6 +27,12 @@ def locate_all(config: ServerConfig) -> ServerConfig:
         is_own = key == "tokenizer_path" and path == config.model.model_path
         if path and not is_own and scheme_of(path) is not None:
             found[key] = str(locate_model(path, wanted))
+        elif wanted.kind == "adapter" and not (folder := Path(str(path)).expanduser()).is_dir():
+            # before the weights, which may take minutes to load
+            raise ConfigError(
+                f"{wanted.flag}: {folder} is no folder; an adapter is NAME=FOLDER, a folder with "
+                "adapter_config.json, or NAME=org/repository of a hub"
+            )
     draft, revision = config.speculate, config.model.revision
     if draft.speculative_algorithm and (ids := draft.speculative_token_map):
         file = locate_file(ids, "--speculative-token-map", config.model.download_dir)
