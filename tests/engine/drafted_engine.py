@@ -10,7 +10,7 @@ import pytest
 
 import radixlm
 from radixlm.base.record import replace
-from radixlm.engine import assemble as assembly
+from radixlm.engine import load_engine as assembly
 from radixlm.scheduler.loop import Scheduler
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.tiny_checkpoint import cached_tiny

@@ -16,7 +16,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.cuda_graphs.graphs import GraphSizes
 from radixlm.devices.cuda import CudaDevice, cuda_device
 from radixlm.devices.device import CpuDevice
-from radixlm.engine import assemble as assembly
+from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Items, StepPlan

@@ -12,7 +12,7 @@ import pytest
 
 import radixlm
 from radixlm.cuda_graphs.graphs import GraphSizes
-from radixlm.engine import assemble as assembly
+from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
@@ -86,7 +86,7 @@ def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(assembly, "open_device", lambda config, rank: device)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4)))
-    monkeypatch.setattr(assembly, "record_graphs", record)
+    monkeypatch.setattr("radixlm.engine.assemble.record_graphs", record)
     monkeypatch.setattr(DraftLength, "room", lambda self, rows, tokens: self.max_drafts)
     monkeypatch.setattr(NgramDrafter, "propose", _propose)
     options = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
@@ -145,7 +145,7 @@ def _late(
     for module in ("limits", "parts"):
         monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
-    monkeypatch.setattr(assembly, "record_graphs", record)
+    monkeypatch.setattr("radixlm.engine.assemble.record_graphs", record)
     return device, replayed
 
 

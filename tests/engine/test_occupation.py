@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.cuda_graphs.graphs import GraphSizes
-from radixlm.engine import assemble as assembly
+from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
 from radixlm.executor.interfaces import Graphs
 from radixlm.weight_updates.registry import WeightsUpdate
@@ -202,7 +202,7 @@ def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
     for module in ("limits", "parts"):
         monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: GraphSizes((1, 4), (8,)))
-    monkeypatch.setattr(assembly, "record_graphs", record)
+    monkeypatch.setattr("radixlm.engine.assemble.record_graphs", record)
     options = SMALL | {"max_total_tokens": 256, "max_running_requests": 4}
     options["num_continuous_decode_steps"] = 1  # as on every device that may be late
     with radixlm.Engine(model_path=base, attention_backend="triton", **options) as engine:
