@@ -16,8 +16,8 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.cuda_graphs.graphs import GraphSizes
 from radixlm.devices.cuda import CudaDevice, cuda_device
 from radixlm.devices.device import CpuDevice
-from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
+from radixlm.engine import load_engine as assembly
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Items, StepPlan
 from tests.fakes.tiny_checkpoint import cached_tiny

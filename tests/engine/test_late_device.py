@@ -12,8 +12,8 @@ import pytest
 
 import radixlm
 from radixlm.cuda_graphs.graphs import GraphSizes
-from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
+from radixlm.engine import load_engine as assembly
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter

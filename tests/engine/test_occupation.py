@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.cuda_graphs.graphs import GraphSizes
-from radixlm.engine import load_engine as assembly
 from radixlm.engine import gpu
+from radixlm.engine import load_engine as assembly
 from radixlm.executor.interfaces import Graphs
 from radixlm.weight_updates.registry import WeightsUpdate
 from tests.fakes.device import SimulatedDevice

@@ -137,7 +137,7 @@ def test_chat_is_generate_of_the_rendered_conversation() -> None:
             engine.chat(messages, max_token=8)
         assert isinstance(caught.value, InvalidRequest)
         with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
-            engine.chat([{"role": "<nobody>", "content": "x"}])
+            engine.chat([{"role": "nobody", "content": "x"}])
 
 
 def test_generate_for_a_model_that_reasons() -> None:

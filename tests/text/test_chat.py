@@ -393,28 +393,3 @@ def test_results_of_functions_are_those_of_tools_unless_the_template_has_the_rol
 ) -> None:
     text = ChatTemplate(EACH + CALLS + test + "{{ m.content }}{% endfor %}").render(OLDER)
     assert f"<{role}>" in text and text.startswith("<assistant>call00001 1")
-
-
-EACH_ROLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-KNOWN_ROLES = EACH_ROLE.replace(
-    "%}<", "%}{% if m.role not in ['user', 'critic'] %}{{ raise_exception('no') }}{% endif %}<"
-)
-
-
-@pytest.mark.parametrize(
-    ("source", "role", "is_taken"),
-    [
-        (EACH_ROLE, "narrator", True),
-        (EACH_ROLE, "stage director-2", True),
-        (EACH_ROLE, "<|im_start|>", False),
-        (EACH_ROLE, "a" * 65, False),
-        (EACH_ROLE, "", False),
-        (KNOWN_ROLES, "narrator", False),
-        (KNOWN_ROLES, "critic", True),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "narrator", False),
-    ],
-)
-def test_a_template_that_writes_roles_as_they_are_takes_any(
-    source: str, role: str, is_taken: bool
-) -> None:
-    assert ChatTemplate(source).takes_role(role) is is_taken

@@ -266,7 +266,7 @@ async def test_token_ids_are_told_in_sglext(toy_folder: Path, by_flag: bool) -> 
         ({"messages": []}, "messages"),
         ({}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "<alien>", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": user("x"), "temperature": "hot"}, "temperature"),

@@ -179,17 +179,17 @@ def check_messages(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None = None
 ) -> None:
     """InvalidRequest for a message without content, or without a role that is OpenAI's or that the
-    template writes."""
+    template names."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str) or not (
-            role in ROLES or (template is not None and template.takes_role(role))
+            role in ROLES or (template is not None and template.names_role(role))
         ):
             raise InvalidRequest(
                 f"messages[{index}].role must be one of {', '.join(sorted(ROLES))}, or one that "
-                f"the chat template writes, not {role!r:.80}",
+                f"the chat template names, not {role!r:.80}",
                 param=f"messages[{index}].role",
             )
         content = message.get("content")
