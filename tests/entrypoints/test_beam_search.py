@@ -161,6 +161,7 @@ async def test_a_stream_has_whole_sequences() -> None:
         ({"stop_regex": ("a",)}, "stop_regex"),
         ({"stop": ("a",)}, "stop"),  # without a tokenizer
         ({"n": 3}, "n"),
+        ({"beam_width": 10**9}, "beam_width"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"stop_token_ids": tuple(range(VOCAB)), "min_new_tokens": 3}, "min_new_tokens"),
         ({"logprobs": LogprobParams()}, "return_logprob"),

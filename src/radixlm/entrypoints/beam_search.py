@@ -66,6 +66,7 @@ class _Search:
     def __init__(self, intake: TokenizerManager, request: GenerateRequest) -> None:
         self._intake, self._request = intake, request
         try:
+            request.sampling.validate(intake.facts.vocab)
             _check(request, intake.tokenizer)
         except InvalidRequest as error:
             raise in_client_words(error, request.names) from None
