@@ -30,6 +30,7 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
 from radixlm.entrypoints.http.http2 import PREFACE, scope_of
 
@@ -294,13 +295,12 @@ async def test_running_answers_end_before_the_server_does(server: ScriptedServer
 async def test_a_client_without_room_stalls_alone(server: ScriptedServer) -> None:
     """The stream that is not read is ended; another on its connection goes on."""
     async with serving(server) as (made, client):
+        room = 4096  # of a stream: less than its answer, even if all of it comes in one piece
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: room})
         number = client.post("/generate", {"text": "forever", "stream": True} | tokens(1500))
-        full = 65_535 - 16_384
-        await client.read(lambda _: len(client.bodies.get(number, b"")) > full, credits=False)
+        await client.read(lambda _: len(client.bodies.get(number, b"")) >= room, credits=False)
         streams = connection_of(made).streams
         await until(lambda: streams[number]._blocked_since_s)
-        client.h2.increment_flow_control_window(1 << 20)  # of the connection only
-        client.flush()
         other = client.post("/generate", {"text": "hello"})
         await client.ended(other, credits=False)
         for seconds in range(0, int(LIMIT_S) + 10, 5):
