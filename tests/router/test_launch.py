@@ -36,12 +36,13 @@ async def _begun_stream(connection: Connection, response: Response) -> None:
         return
 
 
-async def test_sigterm_lets_streams_end(gateway: Process) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_lets_streams_end(gateway: Process, signum: signal.Signals) -> None:
     """No new connection is accepted, an idle one is closed, the stream is whole, exit 0."""
     async with Connection(gateway.url) as busy, Connection(gateway.url) as idle:
         first = Response()
         await _begun_stream(busy, first)
-        gateway.popen.send_signal(signal.SIGTERM)
+        gateway.popen.send_signal(signum)
         assert await asyncio.wait_for(idle.reader.read(), 10) == b""
         with pytest.raises(OSError):
             await ask(gateway.url, "GET", "/health")

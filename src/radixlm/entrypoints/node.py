@@ -13,6 +13,7 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
+from radixlm.base.stop_signals import stop_signals
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.node_agent import NodeAgent, make_agent
 
@@ -27,7 +28,7 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
         log_format=config.observe.log_format,
     )
     agent = make_agent(config, given, config.parallel.node_rank)
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in stop_signals():
         signal.signal(signum, lambda *_: agent.stop())
     server = _stub(config, agent)
     threading.Thread(target=server.serve_forever, name="stub", daemon=True).start()

@@ -17,6 +17,7 @@ from radixlm.base.addresses import url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
+from radixlm.base.stop_signals import stop_signals
 from radixlm.router.app import Gateway
 from radixlm.router.hand_over import hand_over
 from radixlm.router.logs import set_up
@@ -61,7 +62,7 @@ async def _serve(
     signals: asyncio.Queue[int] = asyncio.Queue()
     if attach is not None:
         attach(gateway, lambda: signals.put_nowait(signal.SIGTERM))
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in stop_signals():
         asyncio.get_running_loop().add_signal_handler(signum, signals.put_nowait, signum)
     try:
         await gateway.start(sock, context)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
 from radixlm.base.record import Record
 
@@ -18,6 +19,11 @@ Options = Callable[[Raw], dict[str, Any]]
 
 def _no_options(raw: Raw) -> dict[str, Any]:
     return {}
+
+
+def with_pixels(raw: Raw, folder: Path) -> Raw:
+    """For ``completed``: config.json with preprocessor_config.json as ``pixels``."""
+    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
 
 
 class CheckpointLayout(Record):

@@ -24,9 +24,8 @@ def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: An
     try:
         values = layout.config(layout.completed(raw, folder))
         vision = values.get("vision_config") or {}
-        if str(vision.get("model_type")).endswith(
-            "_vision_model"
-        ):  # may be another than its class's
+        # may be another encoder than that of the class
+        if str(vision.get("model_type")).endswith("_vision_model"):
             values["vision_config"] = transformers.AutoConfig.for_model(**vision)
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
     except (KeyError, TypeError, ValueError) as error:

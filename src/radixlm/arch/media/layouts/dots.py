@@ -1,12 +1,10 @@
 """dots.ocr and dots.vlm1: an encoder of their own (``models/encoders/custom.py``) beside Qwen 2
 and DeepSeek V3."""
 
-from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
-from radixlm.arch.media.layout import CheckpointLayout, Rules
+from radixlm.arch.media.layout import CheckpointLayout, Rules, with_pixels
 
 _NAMES: Rules = ((r"vision_tower\.", "vision_tower."),)
 _ENCODER = {
@@ -34,12 +32,8 @@ def _config(raw: Raw) -> dict[str, Any]:
     return {"vision_config": vision, "hidden_size": int(raw["hidden_size"])}
 
 
-def _with_preprocessor(raw: Raw, folder: Path) -> Raw:
-    return {**raw, "preprocessor": object_or_empty(folder / "preprocessor_config.json")}
-
-
 def _image_options(raw: Raw) -> dict[str, Any]:
-    given, encoder = raw["preprocessor"], _config(raw)["vision_config"]
+    given, encoder = raw["pixels"], _config(raw)["vision_config"]
     own = {
         "patch_size": encoder["patch_size"],
         "temporal_patch_size": encoder["temporal_patch_size"],
@@ -51,7 +45,7 @@ def _image_options(raw: Raw) -> dict[str, Any]:
 LAYOUT = CheckpointLayout(
     _config,
     _NAMES,
-    completed=_with_preprocessor,
+    completed=with_pixels,
     processor="Qwen2_5_VLProcessor",
     image_processor="Qwen2VL",
     image_options=_image_options,

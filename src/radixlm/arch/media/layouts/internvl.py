@@ -1,12 +1,10 @@
 """InternVL as its authors publish it, and models with its layers or its projector: Intern-S1,
 NVLM-D, H2OVL and Eagle 2.5."""
 
-from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
-from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub, with_pixels
 from radixlm.base.record import replace
 
 _BLOCK, _LAYER = r"vision_model\.encoder\.layers\.(\d+)\.", r"vision_tower.encoder.layer.\1."
@@ -124,10 +122,6 @@ def _eagle(raw: Raw) -> dict[str, Any]:
     }
 
 
-def _with_pixels(raw: Raw, folder: Path) -> Raw:
-    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
-
-
 def _eagle_image_options(raw: Raw) -> dict[str, Any]:
     half = [0.5, 0.5, 0.5]
     means = {key: raw["pixels"].get(key) or half for key in ("image_mean", "image_std")}
@@ -146,7 +140,7 @@ EAGLE = replace(
         *_PROJECTOR,
     ),
     unused=r"vision_tower\.head\.",
-    completed=_with_pixels,
+    completed=with_pixels,
     image_options=_eagle_image_options,
 )
 

@@ -1,12 +1,10 @@
 """Keye-VL and Keye-VL 1.5: the encoder of PaddleOCR-VL beside Qwen 3, whose keys are at the top of
 config.json."""
 
-from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw
-from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub, with_pixels
 from radixlm.base.record import replace
 
 _KEPT = (
@@ -45,10 +43,6 @@ def _config_1_5(raw: Raw) -> dict[str, Any]:
     return {**_config(raw), "has_merged_norm": True}
 
 
-def _with_pixels(raw: Raw, folder: Path) -> Raw:
-    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
-
-
 def _image_options(raw: Raw) -> dict[str, Any]:
     return {**_DEFAULTS, **{key: raw["pixels"][key] for key in _PIXELS if key in raw["pixels"]}}
 
@@ -56,7 +50,7 @@ def _image_options(raw: Raw) -> dict[str, Any]:
 KEYE = CheckpointLayout(
     _config,
     _NAMES,
-    completed=_with_pixels,
+    completed=with_pixels,
     processor="PaddleOCRVLProcessor",
     image_processor="PaddleOCRVL",
     image_options=_image_options,

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import object_or_empty, read_object
+from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import Raw
-from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub, with_pixels
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
 
@@ -233,10 +233,6 @@ _ONEVISION_KEYS = (
 _PIXELS = ("size", "crop_size", "image_mean", "image_std", "resample", "image_grid_pinpoints")
 
 
-def _with_pixels(raw: Raw, folder: Path) -> Raw:
-    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
-
-
 def _normed(raw: Raw, widening: int) -> dict[str, Any]:
     """LLaVA-OneVision with a norm before its projector, which is ``widening`` times as wide as the
     text model inside."""
@@ -269,7 +265,7 @@ R_4B = CheckpointLayout(
         (r"(?:model\.)?image_newline", "image_newline"),
     ),
     unused=r"vision_tower\.post_layernorm\.|vision_tower\.head\.",
-    completed=_with_pixels,
+    completed=with_pixels,
     processor="LlavaOnevisionProcessor",
     image_processor="LlavaOnevision",
     options=_normed_options,

@@ -1,12 +1,10 @@
 """Qwen-Omni, whose thinker alone is served, Qwen3-ASR as published, and models with the encoders of
 Qwen2-VL and Qwen2.5-VL: POINTS 1.5, Sarashina2-Vision, Tarsier 2, OpenCUA."""
 
-from pathlib import Path
 from typing import Any
 
-from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw, flattened
-from radixlm.arch.media.layout import CheckpointLayout, Rules, stub
+from radixlm.arch.media.layout import CheckpointLayout, Rules, stub, with_pixels
 from radixlm.base.record import replace
 
 
@@ -76,10 +74,6 @@ def _tarsier2(raw: Raw) -> dict[str, Any]:
     return {"model_type": "qwen2_vl", "vision_config": vision, "text_config": text}
 
 
-def _with_pixels(raw: Raw, folder: Path) -> Raw:
-    return {**raw, "pixels": object_or_empty(folder / "preprocessor_config.json")}
-
-
 def points_text(raw: Raw) -> str:
     """The text model is Qwen 2's."""
     return "qwen2"
@@ -90,7 +84,7 @@ ASR = CheckpointLayout(_asr, _ASR, unused="language_model")
 POINTS = CheckpointLayout(
     _points,
     _POINTS,
-    completed=_with_pixels,
+    completed=with_pixels,
     processor="Qwen2VLProcessor",
     image_processor="Qwen2VL",
     image_options=lambda raw: {k: raw["pixels"][k] for k in _PIXELS if k in raw["pixels"]},

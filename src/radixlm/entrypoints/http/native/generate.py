@@ -61,8 +61,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     state = state_of(request)
     batch = await off_loop(max(_size(body), body_size()), _read, state, body)
     await take_resume(batch.resume)
-    sampling = batch.requests[0].sampling
-    n = max(sampling.n, min(sampling.beam_width or 1, MAX_PARALLEL_SAMPLES))
+    width = max(one.sampling.beam_width or 1 for one in batch.requests)
+    n = max(batch.requests[0].sampling.n, min(width, MAX_PARALLEL_SAMPLES))
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"
     check_sequences(len(batch.requests), n, most, param)
     batch.stream_disjoint = state.config.serve.stream_output
