@@ -379,6 +379,18 @@ RADIX_INLINE void lane_maxima(const vf (&x)[4], float* out) {
     for (int i = 0; i < 4; i++) out[i] = lane_max(x[i]);
 #endif
 }
+// Sums of four vectors, of whole numbers so small that no order of additions rounds.
+RADIX_INLINE void lane_sums(const vf (&x)[4], float* out) {
+#if defined(__AVX512F__)
+    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0].v, x[1].v), _mm512_unpackhi_ps(x[0].v, x[1].v));
+    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2].v, x[3].v), _mm512_unpackhi_ps(x[2].v, x[3].v));
+    __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    c = _mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1))));
+#else
+    for (int i = 0; i < 4; i++) out[i] = lane_tree_sum(x[i]);
+#endif
+}
 
 // 16 whole numbers within [-128, 127] as bytes
 RADIX_INLINE void store_i8(int8_t* p, vf a) {

@@ -38,33 +38,44 @@ struct BlockWeights {
     int32_t high[BLOCK / 4], low[BLOCK / 4];
     int32_t start;  // of `low`
     float step;
-
-    RADIX_INLINE void make(const vf (&x)[TILES], float most) {
-        const int32_t sum = store_halves(x, inverse_step(MOST_16, most), (int8_t*)high, (int8_t*)low);
-        start = int(-8u * uint32_t(sum));
-        step = most * (1.0f / MOST_16);
-    }
 };
 // V's scales in a block, those of a group side by side. A token whose scales are not all finite has zeros
 // instead, and NaN in `lost`: rows that see it are NaN.
 struct BlockScales {
     float* of_groups;  // [groups][64]
+    float* most;       // of each group, in fours
     bool is_finite;
     alignas(64) float lost[BLOCK];
 
     void make(const Tile* tiles, int groups) {
         vf nothing[TILES], any = zero();
+        float* const to = of_groups;
         for (int t = 0; t < TILES; t++) {
+            const uint16_t* from = tiles[t].v_groups;
             nothing[t] = zero();
             for (int g = 0; g < groups; g++) {
-                const vf x = load_bf16(tiles[t].v_groups + g * TILE);
-                store(of_groups + g * BLOCK + t * TILE, x);
+                const vf x = load_bf16(from + g * TILE);
+                store(to + g * BLOCK + t * TILE, x);
                 nothing[t] = fma(x, zero(), nothing[t]);
             }
             any = add(any, nothing[t]);
         }
         is_finite = lane_tree_sum(any) == 0.0f;
         if (!is_finite) drop(nothing, groups);
+        for (int g = 0; g < groups; g += 4) find_most(g, groups, nullptr, most + g);
+    }
+    // The largest scale of four groups, of all tokens or of those whose weights are above zero.
+    RADIX_INLINE void find_most(int g0, int groups, const float* weights, float* out) const {
+        vf top[4];
+        for (int g = 0; g < 4; g++) {
+            top[g] = zero();
+            for (int t = 0; g0 + g < groups && t < TILES; t++) {
+                vf x = vabs(load(of_groups + (g0 + g) * BLOCK + t * TILE));
+                if (weights) x = select_lt(zero(), load(weights + t * TILE), x, zero());
+                top[g] = vmax(top[g], x);
+            }
+        }
+        lane_maxima(top, out);
     }
     // NaN for a row with these weights that sees a lost token, else 0.
     float loss_of(const float* p) const {
@@ -86,26 +97,29 @@ struct BlockScales {
     }
 };
 
-// What the next block reads, line by line between the steps of this one: memory is never to rest, and
-// requests that come in bursts stall each other and all later loads.
+// What the next block reads, two lines at a time between the steps of this one: memory is never to rest, and
+// requests that come in bursts stall each other and all later loads. Lines of K and V of four tiles in turn:
+// memory answers several places faster than one.
 class NextBlock {
   public:
-    void clear() { count = current = 0, at = end = nullptr; }
-    void add(const void* p, int64_t bytes) { piece[count] = (const char*)p, size[count++] = bytes; }
+    void open(const Tile (&later)[TILES], int64_t bytes_of_k, int64_t bytes_of_v) {
+        count = number = 0, at = 0, k_bytes = later[0].k ? bytes_of_k : 0, v_bytes = bytes_of_v;
+        for (const Tile& t : later)
+            if (t.v) k[count] = (const char*)t.k, v[count++] = (const char*)t.v;
+        end = count ? std::max(k_bytes, v_bytes) : 0;
+    }
     RADIX_INLINE void lines(int n) {
-        for (; n > 0; n--, at += 64) {
-            if (at >= end) {
-                if (current == count) return;
-                at = piece[current], end = at + size[current++];
-            }
-            __builtin_prefetch(at, 0, 2);
+        for (; n > 0 && at < end; n -= 2) {
+            if (at < k_bytes) __builtin_prefetch(k[number] + at, 0, 2);
+            if (at < v_bytes) __builtin_prefetch(v[number] + at, 0, 2);
+            if (++number == count) number = 0, at += 64;
         }
     }
 
   private:
-    const char *piece[2 * TILES], *at, *end;
-    int64_t size[2 * TILES];
-    int count, current;
+    const char *k[TILES], *v[TILES];
+    int64_t k_bytes, v_bytes, at, end;
+    int count, number;
 };
 
 // p[row][64] of tiles [t0, t0 + N) = q . k
@@ -148,13 +162,14 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
                       NextBlock& next, float* const* sums, bool is_whole) {
     vi acc[R][4];  // high and low of the first 16 channels, then of the others
     for (int r = 0; r < R; r++)
-        for (int i = 0; i < 4; i++) acc[r][i] = i % 2 ? vi_set1(w[r].start) : vi_zero();
+        for (int i = 0; i < 4; i++)
+            acc[r][i] = i % 2 ? vi_set1(w[r].start * (i == 1 ? 1 : IN_PLACE)) : vi_zero();
     for (int t = first; t <= last; t++)
         for (int i = 0; i < 4; i++) {
             const int64_t at = (group * 4 + i) * 64;
             vi a, b;
-            split_nibbles(vi_load((const char*)tile[t].v + at), a, b);
-            next.lines(1);
+            split_in_place(vi_load((const char*)tile[t].v + at), a, b);
+            if (i % 2) next.lines(2);
             RADIX_UNROLL(4)
             for (int r = 0; r < R; r++) {
                 const vi high = vi_set1(w[r].high[t * 4 + i]), low = vi_set1(w[r].low[t * 4 + i]);
@@ -165,7 +180,8 @@ static void int4_sums(const BlockWeights* w, int group, const Tile* tile, int fi
     for (int r = 0; r < R; r++)
         for (int i = 0; i < (is_whole ? 2 : 1); i++) {
             float* to = sums[r] + group * GROUP_4 + i * 16;
-            store(to, fma(total_of(acc[r][2 * i], acc[r][2 * i + 1]), set1(w[r].step), load(to)));
+            const float step = i == 0 ? w[r].step : w[r].step * (1.0f / IN_PLACE);
+            store(to, fma(total_of(acc[r][2 * i], acc[r][2 * i + 1]), set1(step), load(to)));
         }
 }
 
@@ -176,7 +192,7 @@ class Int4Block {
         return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) +
                 size_t(AT_ONCE) * groups_of(s.v_dim) * sizeof(BlockWeights)) /
                    4 +
-               size_t(AT_ONCE + groups_of(s.v_dim)) * BLOCK + s.k_dim + 16;
+               size_t(AT_ONCE + groups_of(s.v_dim)) * BLOCK + s.k_dim + groups_of(s.v_dim) + 32;
     }
     Int4Block(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
               const NextTiles& after, float* memory)
@@ -184,13 +200,14 @@ class Int4Block {
           s(shape),
           rows(of),
           next_tiles(after),
-          pages(args.page_table + int64_t(task.seq) * args.ldp),
+          all_tiles(args.cache, args.page_table + int64_t(task.seq) * args.ldp, task.kv_head),
           kv_head(task.kv_head),
           k_groups(groups_of(shape.k_dim)),
           v_groups(groups_of(shape.v_dim)),
           p(memory) {
         scales.of_groups = p + AT_ONCE * BLOCK;
-        weights = (BlockWeights*)(scales.of_groups + v_groups * BLOCK);
+        scales.most = scales.of_groups + v_groups * BLOCK;
+        weights = (BlockWeights*)(scales.most + (v_groups + 15) / 16 * 16);
         q = (QueryGroup*)(weights + AT_ONCE * v_groups);
         float* rotated = (float*)(q + int64_t(rows.count) * k_groups);
         const vf scale = set1(a.scale / float(rotated_block(s.k_dim)));
@@ -220,7 +237,7 @@ class Int4Block {
     const Shape& s;
     const Rows& rows;
     const NextTiles& next_tiles;
-    const int32_t* pages;
+    const HeadTiles all_tiles;
     const int kv_head, k_groups, v_groups;
     float* p;  // [AT_ONCE][64]
     BlockScales scales;
@@ -231,7 +248,7 @@ class Int4Block {
     int first, last;  // tiles that are there
 
     void open(int block0);
-    void weigh(int r);
+    void weigh(int r, bool sees_all);
     template <int R>
     void run_rows(int r0, int block0);
 };
@@ -243,34 +260,39 @@ void Int4Block::open(int block0) {
     Tile later[TILES];
     for (int i = 0; i < TILES; i++) {
         // scores of absent tiles are masked
-        tiles[i] = tile_at(a.cache, pages, kv_head, block0 / TILE + std::clamp(i, first, last));
+        tiles[i] = all_tiles.at(block0 / TILE + std::clamp(i, first, last));
         later[i] = next_tiles.of(block0 / TILE + i);
     }
-    next.clear();
-    for (const Tile& t : later)
-        if (t.v) next.add(t.k, tile_bytes(a.cache, s.k_dim));
-    for (const Tile& t : later)
-        if (t.v) next.add(t.v, tile_bytes(a.cache, s.v_dim));
+    next.open(later, all_tiles.bytes_of_k(), all_tiles.bytes_of_v());
     scales.make(tiles, v_groups);
 }
 
-// The weights of row r of those at once, times the scales of each group. Four groups at a time: each waits
-// for its largest number, and the processor has others to go on with.
-void Int4Block::weigh(int r) {
+// The weights of row r of those at once, times the scales of each group. Their unit is that of the largest
+// weight times the largest scale, so that each waits for one largest number only. What a row does not see
+// must not count: `sees_all` tells whether the scales' largest numbers are its own.
+void Int4Block::weigh(int r, bool sees_all) {
+    vf x[TILES], top = zero();
+    for (int t = 0; t < TILES; t++) x[t] = load(p + r * BLOCK + t * TILE), top = vmax(top, x[t]);
+    const float largest = lane_max(top);
     for (int g0 = 0; g0 < v_groups; g0 += 4) {
         const int n = std::min(4, v_groups - g0);
-        vf w[4][TILES], largest[4];
-        for (int g = 0; g < 4; g++) {
-            largest[g] = zero();
-            for (int t = 0; g < n && t < TILES; t++) {
-                w[g][t] =
-                    mul(load(p + r * BLOCK + t * TILE), load(scales.of_groups + (g0 + g) * BLOCK + t * TILE));
-                largest[g] = vmax(largest[g], vabs(w[g][t]));
-            }
+        vf sum[4] = {zero(), zero(), zero(), zero()};
+        float seen[4];
+        if (!sees_all) scales.find_most(g0, v_groups, p + r * BLOCK, seen);
+        const float* of_scales = sees_all ? scales.most + g0 : seen;
+        for (int g = 0; g < n; g++) {
+            BlockWeights& to = weights[(g0 + g) * AT_ONCE + r];
+            const float most = largest * of_scales[g];
+            vf w[TILES];
+            for (int t = 0; t < TILES; t++)
+                w[t] = mul(x[t], load(scales.of_groups + (g0 + g) * BLOCK + t * TILE));
+            sum[g] = store_halves(w, inverse_step(MOST_16, most), (int8_t*)to.high, (int8_t*)to.low);
+            to.step = most * (1.0f / MOST_16);
         }
-        float most[4];
-        lane_maxima(largest, most);
-        for (int g = 0; g < n; g++) weights[(g0 + g) * AT_ONCE + r].make(w[g], most[g]);
+        float total[4];
+        lane_sums(sum, total);
+        for (int g = 0; g < n; g++)
+            weights[(g0 + g) * AT_ONCE + r].start = int(-8u * uint32_t(int(total[g])));
     }
 }
 
@@ -288,7 +310,8 @@ void Int4Block::run_rows(int r0, int block0) {
     for (int r = 0; r < R; r++) {
         next.lines(LINES);
         if (!scales.is_finite) sums[r][s.v_pad] += scales.loss_of(p + r * BLOCK);
-        weigh(r);
+        const bool is_masked = a.tree && block0 + BLOCK > rows.first_new;
+        weigh(r, rows.row_lo[r0 + r] <= block0 && rows.row_hi[r0 + r] >= block0 + BLOCK && !is_masked);
     }
     for (int g = 0; g < v_groups; g++)
         int4_sums<R>(weights + g * AT_ONCE, g, tiles, first, last, next, sums, g * GROUP_4 + 16 < s.v_pad);

@@ -101,30 +101,31 @@ inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, 
 class NextTiles {
   public:
     NextTiles(const AttnArgs& args, const AttnTask& task, int of_head, const AttnTask* following, int end)
-        : a(args), pages(pages_of(task)), last((end - 1) / TILE) {
+        : a(args), last((end - 1) / TILE) {
         const int place = of_head - task.kv_head + std::min(2, task.heads);
-        blocks = place / task.heads, head = task.kv_head + place % task.heads;
+        blocks = place / task.heads;
+        tiles = HeadTiles(a.cache, pages_of(task), task.kv_head + place % task.heads);
         if (!following) return;
         const int len = a.kv_len[following->seq],
                   q_len = a.query_start[following->seq + 1] - a.query_start[following->seq];
         const int first = std::max(std::max(following->split0 * SPLIT, following->from * BLOCK),
                                    first_seen(a, len - q_len + following->q0));
-        next_pages = pages_of(*following);
-        next_head = following->kv_head + std::min(place % task.heads, following->heads - 1);
+        const int head = following->kv_head + std::min(place % task.heads, following->heads - 1);
+        next_tiles = HeadTiles(a.cache, pages_of(*following), head);
         next_first = first / BLOCK * TILES, next_last = (len - 1) / TILE;
     }
     // The tile that is read so much later than `tile`; none after the last.
     Tile of(int tile) const {
         const int later = tile + blocks * TILES;
-        if (later <= last) return tile_at(a.cache, pages, head, later);
+        if (later <= last) return tiles.at(later);
         const int next = next_first + tile % TILES;
-        return next <= next_last ? tile_at(a.cache, next_pages, next_head, next) : Tile{};
+        return next <= next_last ? next_tiles.at(next) : Tile{};
     }
 
   private:
     const AttnArgs& a;
-    const int32_t *pages, *next_pages = nullptr;
-    int last, blocks, head, next_head = 0, next_first = 0, next_last = -1;
+    HeadTiles tiles, next_tiles;
+    int last, blocks, next_first = 0, next_last = -1;
     const int32_t* pages_of(const AttnTask& task) const { return a.page_table + int64_t(task.seq) * a.ldp; }
 };
 

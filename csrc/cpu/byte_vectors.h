@@ -47,6 +47,10 @@ RADIX_INLINE void split_nibbles(vi a, vi& even, vi& odd) {
     __m512i m = _mm512_set1_epi8(15);
     even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_and_si512(_mm512_srli_epi32(a.v, 4), m);
 }
+RADIX_INLINE void split_in_place(vi a, vi& even, vi& odd) {
+    __m512i m = _mm512_set1_epi8(15);
+    even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_andnot_si512(m, a.v);
+}
 // Bytes times a number of 16 bits, whose products fit a byte, plus bytes.
 RADIX_INLINE vi scale_bytes(vi bytes, vi times, vi plus) {
     return {_mm512_add_epi8(_mm512_mullo_epi16(bytes.v, times.v), plus.v)};
@@ -202,23 +206,53 @@ static inline vi look_up(vi nibbles, const int8_t* table) {
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #endif
 
-// 64 numbers times `factor`, rounded to whole ones from -32768 to 32639, as 256 * high + low. Returns their
-// sum.
-RADIX_INLINE int32_t store_halves(const vf (&x)[4], float factor, int8_t* high, int8_t* low) {
+#if defined(__AVX512VNNI__)
+constexpr int IN_PLACE = 16;  // what split_in_place multiplies the odd nibbles by
+#else
+constexpr int IN_PLACE = 1;
+RADIX_INLINE void split_in_place(vi x, vi& even, vi& odd) { split_nibbles(x, even, odd); }
+#endif
+
+#if defined(__AVX512VBMI__)
+// Where the bytes of 64 numbers of 32 bits are after packing to 16 bits, lane by lane: four of each vector in
+// turn.
+struct PackedBytes {
+    alignas(64) uint8_t lower[64] = {}, upper[64] = {};
+    constexpr PackedBytes() {
+        for (int i = 0; i < 64; i++) {
+            const int vector = i / 16, number = i % 16;
+            lower[i] = uint8_t(vector / 2 * 64 + (number / 4 * 8 + vector % 2 * 4 + number % 4) * 2);
+            upper[i] = uint8_t(lower[i] + 1);
+        }
+    }
+};
+#endif
+
+// 64 numbers times `factor`, rounded to whole ones from -32768 to 32639, as 256 * high + low. Returns sums of
+// them, whose sum fits a float.
+RADIX_INLINE vf store_halves(const vf (&x)[4], float factor, int8_t* high, int8_t* low) {
 #if defined(__AVX512F__)
     __m512i n[4];
     for (int i = 0; i < 4; i++) n[i] = _mm512_cvtps_epi32(mul(x[i], set1(factor)).v);
     // Packing goes lane by lane: four numbers of each vector in turn.
+    const __m512i a = _mm512_packs_epi32(n[0], n[1]), b = _mm512_packs_epi32(n[2], n[3]),
+                  half = _mm512_set1_epi16(128);
+    const __m512i a_up = _mm512_add_epi16(a, half), b_up = _mm512_add_epi16(b, half);
+#if defined(__AVX512VBMI__)
+    static constexpr PackedBytes bytes;
+    const __m512i lower = _mm512_load_si512(bytes.lower), upper = _mm512_load_si512(bytes.upper);
+    _mm512_storeu_si512(high, _mm512_permutex2var_epi8(a_up, upper, b_up));
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi8(a, lower, b));
+#else
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0),
-                  a = _mm512_packs_epi32(n[0], n[1]), b = _mm512_packs_epi32(n[2], n[3]),
-                  byte = _mm512_set1_epi16(255), half = _mm512_set1_epi16(128);
-    auto upper = [&](__m512i y) { return _mm512_srai_epi16(_mm512_add_epi16(y, half), 8); };
-    const __m512i h = _mm512_packs_epi16(upper(a), upper(b)),
+                  byte = _mm512_set1_epi16(255);
+    const __m512i h = _mm512_packs_epi16(_mm512_srai_epi16(a_up, 8), _mm512_srai_epi16(b_up, 8)),
                   l = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
     _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
     _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
+#endif
     const __m512i one = _mm512_set1_epi16(1);  // sums of what was packed: of NaN, too, without overflow
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_madd_epi16(a, one), _mm512_madd_epi16(b, one)));
+    return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_madd_epi16(a, one), _mm512_madd_epi16(b, one)))};
 #else
     vf sum = zero();
     for (int i = 0; i < 4; i++) {
@@ -227,7 +261,7 @@ RADIX_INLINE int32_t store_halves(const vf (&x)[4], float factor, int8_t* high, 
         store_i8(high + i * 16, upper), store_i8(low + i * 16, fnma(upper, set1(256.0f), whole));
         sum = add(sum, whole);
     }
-    return int32_t(lane_tree_sum(sum));
+    return sum;
 #endif
 }
 

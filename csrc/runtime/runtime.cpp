@@ -181,7 +181,7 @@ static bool processor_has(const std::string& isa) {
     const bool vnni = wide && __builtin_cpu_supports("avx512vnni");
     if (isa == "avx512vnni") return vnni;
     if (isa == "avx512bf16") return vnni && has_extended(AVX512_BF16);
-    if (isa == "amx") return vnni && may_use_tiles();
+    if (isa == "amx") return vnni && __builtin_cpu_supports("avx512vbmi") && may_use_tiles();
 #elif defined(__aarch64__) && defined(__linux__)
     constexpr unsigned long dotprod = 1ul << 20;  // HWCAP_ASIMDDP
     if (isa == "neon_dotprod") return getauxval(AT_HWCAP) & dotprod;
