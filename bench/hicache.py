@@ -2,7 +2,7 @@
 asked in turn with it.
 
     PYTHONPATH=src python bench/hicache.py [--model FOLDER] [--pool 1024] [--prompt 512]
-        [--rounds 3] [--decode 64] [--disk FOLDER [--restart 8]]
+        [--rounds 3] [--decode 64] [--disk FOLDER [--restart 8] [--shared 16]]
 
 multi-turn       conversations of three times the KV cache, asked in turn, a few tokens longer in
                  each round: every prefix has been evicted when it is asked for again
@@ -16,15 +16,21 @@ tiers, the throughput with tiers over that without, and the tokens that were fou
 --restart N instead: N prompts of --prompt tokens, asked of an engine, and of a second one on the
 same folder after the first has ended. Each line: the median seconds to the first token, the same
 over that of "warm", and the share of the prompts' tokens that was found.
+
+--shared N instead: N requests at once, whose prompts have --prompt tokens in common and 32 of their
+own, 32 tokens of answer. The lines are those of --restart, with the seconds until all have ended,
+medians of --rounds runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +39,10 @@ import numpy as np
 import radixlm
 
 IDLE_S = 2.0
+Sample = Callable[[radixlm.Engine], tuple[float, float]]
 FRESH = 8  # times as many prompts that are new: the host tier is full, too
 TURN = 16  # tokens that each round adds to a conversation
+OWN = 32  # tokens of a request that shares its prefix, and of its answer
 
 
 def tokens(seed: int, count: int, vocab: int) -> list[int]:
@@ -105,37 +113,58 @@ def measure(
 
 
 def measure_restart(
-    args: argparse.Namespace, vocab: int, **options: Any
+    args: argparse.Namespace, vocab: int, sample: Sample, pool: int, **options: Any
 ) -> dict[str, tuple[float, float]]:
-    """The median of the first token's seconds, and the share of cached tokens: when the prompts are
-    new; in the KV cache; in RAM, after a flush; on disk, at once after a restart, and when the
-    server has brought them back in ``IDLE_S``; then once more."""
-    prompts = [tokens(i, args.prompt, vocab) for i in range(args.restart)]
-    pool = 2 * (args.restart + 3) * args.prompt  # half of it may be filled before anyone asks
+    """``sample`` when the prompts are new; in the KV cache; in RAM, after a flush; on disk, at once
+    after a restart, and when the server has brought them back in ``IDLE_S``; then once more."""
     found: dict[str, tuple[float, float]] = {}
+    with start(args, pool, **options) as engine:
+        time.sleep(IDLE_S)
+        ask(engine, [tokens(999, args.prompt, vocab)], 1)
+        found["cold"], _ = sample(engine), sample(engine)
+        found["warm"] = sample(engine)  # not for the first time
+        engine.flush_cache()
+        found["host"] = sample(engine)
+    with start(args, pool, **options) as engine:
+        ask(engine, [tokens(998, args.prompt, vocab)], 1)
+        found["disk"] = sample(engine)
+    with start(args, pool, **options) as engine:
+        time.sleep(IDLE_S)
+        ask(engine, [tokens(997, args.prompt, vocab)], 1)
+        found["back"], found["then"] = sample(engine), sample(engine)
+    return found
 
-    def first_tokens(engine: radixlm.Engine) -> tuple[float, float]:
+
+def first_tokens(args: argparse.Namespace, vocab: int) -> tuple[Sample, int]:
+    """The median of the first token's seconds of each prompt alone, and the share of cached tokens;
+    the size of the KV cache."""
+    prompts = [tokens(i, args.prompt, vocab) for i in range(args.restart)]
+
+    def sample(engine: radixlm.Engine) -> tuple[float, float]:
         asked = [ask(engine, [prompt], 1) for prompt in prompts]
         cached = sum(cached for _, cached in asked)
         return statistics.median(seconds for seconds, _ in asked), cached / (
             len(asked) * args.prompt
         )
 
-    with start(args, pool, **options) as engine:
-        time.sleep(IDLE_S)
-        ask(engine, [tokens(999, args.prompt, vocab)], 1)
-        found["cold"], _ = first_tokens(engine), first_tokens(engine)
-        found["warm"] = first_tokens(engine)  # not for the first time
-        engine.flush_cache()
-        found["host"] = first_tokens(engine)
-    with start(args, pool, **options) as engine:
-        ask(engine, [tokens(998, args.prompt, vocab)], 1)
-        found["disk"] = first_tokens(engine)
-    with start(args, pool, **options) as engine:
-        time.sleep(IDLE_S)
-        ask(engine, [tokens(997, args.prompt, vocab)], 1)
-        found["back"], found["then"] = first_tokens(engine), first_tokens(engine)
-    return found
+    return sample, 2 * (args.restart + 3) * args.prompt  # half of it may be filled before
+
+
+def shared_prefix(args: argparse.Namespace, vocab: int) -> tuple[Sample, int]:
+    """Seconds of ``--shared`` requests at once, and the share of the prefix that was cached; the
+    size of the KV cache. What the requests do not share is new in each sample."""
+    prefix, seeds = tokens(0, args.prompt, vocab), itertools.count(5000)
+    params = {"max_new_tokens": OWN, "temperature": 0.0, "ignore_eos": True}
+
+    def sample(engine: radixlm.Engine) -> tuple[float, float]:
+        prompts = [prefix + tokens(next(seeds), OWN, vocab) for _ in range(args.shared)]
+        start_s = time.perf_counter()
+        answers: Any = engine.generate(input_ids=prompts, sampling_params=params)
+        seconds = time.perf_counter() - start_s
+        cached = sum(answer["meta_info"]["cached_tokens"] for answer in answers)
+        return seconds, cached / (args.shared * args.prompt)
+
+    return sample, 4 * args.prompt + 8 * args.shared * 2 * OWN
 
 
 def main() -> None:
@@ -148,18 +177,27 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--disk", help="folder of segment files; without it RAM only")
     parser.add_argument("--restart", type=int, default=0, metavar="N", help="needs --disk")
+    parser.add_argument("--shared", type=int, default=0, metavar="N", help="needs --disk")
     args = parser.parse_args()
-    if args.restart and not args.disk:
-        parser.error("--restart needs --disk FOLDER, an empty one")
+    if (args.restart or args.shared) and not args.disk:
+        parser.error("--restart and --shared need --disk FOLDER, an empty one")
     vocab = json.loads((Path(args.model) / "config.json").read_text())["vocab_size"]
     tiers: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 6.0}
     if args.disk:
         tiers["hicache_storage_backend"] = "file"
         tiers["hicache_storage_backend_extra_config"] = json.dumps({"directory": args.disk})
-    if args.restart:
-        times = measure_restart(args, vocab, **tiers)
-        for name, (seconds, share) in times.items():
-            ratio = seconds / times["warm"][0]
+    if args.restart or args.shared:
+        kind, runs = (shared_prefix, args.rounds) if args.shared else (first_tokens, 1)
+        all_times = []
+        for _ in range(runs):
+            with tempfile.TemporaryDirectory(dir=args.disk) as folder:
+                tiers["hicache_storage_backend_extra_config"] = json.dumps({"directory": folder})
+                sample, pool = kind(args, vocab)
+                all_times.append(measure_restart(args, vocab, sample, pool, **tiers))
+        for name in all_times[0]:
+            seconds = statistics.median(times[name][0] for times in all_times)
+            ratio = statistics.median(times[name][0] / times["warm"][0] for times in all_times)
+            share = statistics.median(times[name][1] for times in all_times)
             print(f"{name:5} {1e3 * seconds:8.1f} ms  {ratio:5.2f} x  {share:5.1%} cached")
         return
     room = args.pool + args.prompt  # for one request beside the pool's share
