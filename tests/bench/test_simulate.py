@@ -42,8 +42,19 @@ def all_tokens_came(cluster: Any) -> bool:
     return all(t.end_s > 0 and t.num_emitted == t.arrival.output for t in cluster.trips)
 
 
-@pytest.mark.parametrize("kv_tokens", [None, 20_000])
-@pytest.mark.parametrize("layout", [{}, {"tp": 4}, {"pp": 2}, {"tp": 4, "attn_dp": 4}])
+@pytest.mark.parametrize(
+    ("layout", "kv_tokens"),
+    [
+        ({}, None),
+        ({"tp": 4}, None),
+        ({"pp": 2}, None),
+        ({"tp": 4, "attn_dp": 4}, None),
+        ({}, 20_000),
+        pytest.param({"tp": 4}, 20_000, marks=pytest.mark.slow),  # one pool, as above
+        pytest.param({"pp": 2}, 20_000, marks=pytest.mark.slow),
+        ({"tp": 4, "attn_dp": 4}, 20_000),
+    ],
+)
 def test_steps_at_once_end_when_single_steps_do(
     layout: dict[str, int], kv_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,8 +71,19 @@ def answers(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: An
     return [alone, together]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
-@pytest.mark.parametrize("head", [{}, {"enable_dp_lm_head": True}], ids=["head of all", "own head"])
+OWN_HEAD: dict[str, Any] = {"enable_dp_lm_head": True}
+
+
+# a head of its own comes after all layers, however these run: half of the four always
+@pytest.mark.parametrize(
+    ("head", "shared"),
+    [
+        pytest.param({}, False, id="head of all-layers"),
+        pytest.param({}, True, id="head of all-program", marks=pytest.mark.slow),
+        pytest.param(OWN_HEAD, False, id="own head-layers", marks=pytest.mark.slow),
+        pytest.param(OWN_HEAD, True, id="own head-program"),
+    ],
+)
 @pytest.mark.parametrize(
     ("arch", "tp"),
     [

@@ -68,16 +68,23 @@ def tokens_of(engine: Engine, model: str) -> list[list[int]]:
     return [engine.generate(input_ids=p, sampling_params=params)["output_ids"] for p in prompts]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
+TAPS, TAPS_OF_RANKS = ("EAGLE3", {"pp_size": 2}), ("EAGLE3", {"pp_size": 2, "tp_size": 2})
+OWN_MODEL, SHARED_HEAD = ("STANDALONE", {"pp_size": 2}), ("NEXTN", {"pp_size": 2})
+
+
+# how a rank runs its layers matters to what they leave for the drafter, the taps
 @pytest.mark.parametrize(
-    ("algorithm", "ranks"),
+    ("algorithm", "ranks", "shared"),
     [
-        ("EAGLE3", {"pp_size": 2}),
-        ("EAGLE3", {"pp_size": 2, "tp_size": 2}),
-        ("STANDALONE", {"pp_size": 2}),
-        ("NEXTN", {"pp_size": 2}),
+        pytest.param(*TAPS, True, id="taps"),
+        pytest.param(*TAPS, False, id="taps, layers", marks=pytest.mark.slow),
+        pytest.param(*TAPS_OF_RANKS, True, id="taps of ranks"),
+        pytest.param(*TAPS_OF_RANKS, False, id="taps of ranks, layers"),
+        pytest.param(*OWN_MODEL, True, id="a model of its own"),
+        pytest.param(*OWN_MODEL, False, id="its own, layers", marks=pytest.mark.slow),
+        pytest.param(*SHARED_HEAD, True, id="a head that is shared"),
+        pytest.param(*SHARED_HEAD, False, id="a shared head, layers", marks=pytest.mark.slow),
     ],
-    ids=["taps", "taps of ranks", "a model of its own", "a head that is shared"],
 )
 def test_stages_draft_as_one_rank(
     algorithm: str,

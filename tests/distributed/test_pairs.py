@@ -138,8 +138,23 @@ def compare(world: World, shared: bool, monkeypatch: pytest.MonkeyPatch, count: 
         assert ours == single, body
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+# layer by layer: each way to cut ranks once, and adapters, states, experts and drafts among them
+BY_LAYERS = ("adapters, groups", "states, stages", "experts, ep", "a head, both", "four ranks")
+
+
+@pytest.mark.parametrize(
+    ("world", "shared"),
+    [
+        pytest.param(
+            world,
+            shared,
+            id=f"{world.name}-{'program' if shared else 'layers'}",
+            marks=() if shared or world.name in BY_LAYERS else pytest.mark.slow,
+        )
+        for world in WORLDS
+        for shared in (False, True)
+    ],
+)
 def test_a_crowd_on_ranks_gets_the_bits_of_each_alone(
     world: World, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

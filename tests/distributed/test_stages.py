@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.distributed.test_cut_models import prompts
 from tests.fakes.cut_model import CutModel, logits_of
+from tests.fakes.mechanisms import each_mechanism
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 
@@ -42,7 +43,7 @@ def check_stages(arch: str, topology: Topology, with_program: bool) -> None:
     assert all(torch.equal(found[s], wanted[s]) for s in tokens)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", each_mechanism(ARCHITECTURES))
 def test_bits_equal_the_whole_model(arch: str) -> None:
     """Prompts in chunks and decoding tokens in two stages, layer by layer and by the program."""
     for with_program in (False, True):

@@ -4,6 +4,7 @@ when engines are killed; and SGLang's own router drives them."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import socket
@@ -20,6 +21,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.server import RunningServer
+from tests.fakes.quick import slow_unless
 
 pytestmark = pytest.mark.timeout(300)
 ARGS = ("--max-total-tokens", "8192", "--max-engine-restarts", "50", "--enable-metrics",
@@ -134,7 +136,7 @@ def test_drawn_requests_get_the_same_answers(pair: Pair) -> None:
         answers = answer if isinstance(answer, list) else [answer]
         return [(a["text"], a["meta_info"].get("output_token_logprobs")) for a in answers]
 
-    bodies = [draw(seed) for seed in range(40)]
+    bodies = [draw(seed) for seed in range(20)]
     with ThreadPoolExecutor(6) as threads:
         got = list(threads.map(lambda body: facts(pair.post(**body)[1]), bodies))
     want = [facts(pair.prefill.post("/generate", **body).json()) for body in bodies]
@@ -212,17 +214,14 @@ def test_warm_up_hosts_and_rooms_that_nobody_computes(pair: Pair) -> None:
     assert answer.json()["text"] == want
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
 @pytest.mark.parametrize(
-    "after_s",
-    [
-        pytest.param(0.0, marks=pytest.mark.slow),
-        0.1,
-        0.4,
-        pytest.param(1.0, marks=pytest.mark.slow),
-    ],
+    ("after_s", "victim"),
+    slow_unless(
+        lambda *case: case in ((0.1, "prefill"), (0.4, "decode")),
+        itertools.product((0.0, 0.1, 0.4, 1.0), ("prefill", "decode")),
+    ),
 )
-def test_a_killed_engine_changes_no_answer(pair: Pair, victim: str, after_s: float) -> None:
+def test_a_killed_engine_changes_no_answer(pair: Pair, after_s: float, victim: str) -> None:
     """At the four times the requests wait for pages, are transferred, or decode."""
     seeds = [int(1000 * after_s) + 100 * len(victim) + i for i in range(6)]
     sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}

@@ -123,7 +123,12 @@ def test_ranks_are_told_of(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "signum"),
-    [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSEGV), (1, signal.SIGSTOP)],
+    [
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.slow),  # as a death by another signal
+        (0, signal.SIGKILL),
+        (1, signal.SIGSEGV),
+        (1, signal.SIGSTOP),
+    ],
 )
 async def test_streams_outlive_the_death_of_a_rank(
     server: RunningServer, wanted: list[Any], rank: int, signum: int

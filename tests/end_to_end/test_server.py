@@ -124,9 +124,9 @@ def test_nonsense_gets_4xx_and_leaks_nothing(server: RunningServer) -> None:
                 assert answer.status_code == 200, answer.text
                 return 1
 
-            return await asyncio.gather(*(one(i) for i in range(500)))
+            return await asyncio.gather(*(one(i) for i in range(200)))
 
-    assert 100 < sum(asyncio.run(fire())) < 400
+    assert 40 < sum(asyncio.run(fire())) < 160
     after = _until_idle(server)
     server.post("/flush_cache")
     assert server.info()["num_used_tokens"] == 0

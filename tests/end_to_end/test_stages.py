@@ -32,14 +32,15 @@ def answers(model: str, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("model", "options", "same"),
     [
-        (MODEL, {"pp_size": 2}, {}),
+        # stages alone run in the test below too, states in threads in distributed/test_pairs.py
+        pytest.param(MODEL, {"pp_size": 2}, {}, marks=pytest.mark.slow),
         (MODEL, {"pp_size": 2, "tp_size": 2}, {}),
         (
             MODEL,
             {"pp_size": 2, "max_micro_batch_size": 1, "speculative_algorithm": "NGRAM"},
             {"chunked_prefill_size": 16, "kv_cache_dtype": "int8"},
         ),
-        (STATES, {"pp_size": 2}, {}),
+        pytest.param(STATES, {"pp_size": 2}, {}, marks=pytest.mark.slow),
     ],
     ids=["stages", "stages of two ranks", "micro batches, drafts, 8 bits", "recurrent"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,11 +27,11 @@ FUSED = ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM", "
 LATENT = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"]
 
 
-def experts_of(base: Path) -> dict[str, Tensor]:
-    """The parameters of the reference model that hold all experts, by name."""
+def experts_of(model: Any) -> dict[str, Tensor]:
+    """The parameters of a reference model that hold all experts, by name."""
     found = {
         name: tensor.data
-        for name, tensor in reference_model(base).named_parameters()
+        for name, tensor in model.named_parameters()
         if re.search(r"experts\.(gate_up|up|down)_proj$", name)
     }
     assert found
@@ -41,8 +42,8 @@ def stacked_adapter(base: Path, folder: Path, seed: int = 0) -> Path:
     """An adapter with target_parameters, named as PEFT nests its wrappers: the parameter that the
     module declares first is the inner one."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, stacked in experts_of(base).items():
+    tensors, experts = {}, experts_of(reference_model(base))
+    for name, stacked in experts.items():
         module, _, own = name.rpartition(".")
         count, (num_out, num_in) = len(stacked), stacked.shape[1:]
         if is_transposed(base):
@@ -51,7 +52,7 @@ def stacked_adapter(base: Path, folder: Path, seed: int = 0) -> Path:
         for half, shape in (("A", (RANK * count, num_in)), ("B", (num_out, RANK * count))):
             key = f"base_model.model.{module}{inner}.lora_{half}.weight"
             tensors[key] = torch.randn(shape, generator=generator) * 0.1
-    names = sorted({".".join(name.split(".")[-2:]) for name in experts_of(base)})
+    names = sorted({".".join(name.split(".")[-2:]) for name in experts})
     config = {"r": RANK, "lora_alpha": RANK * SCALE, "target_parameters": names}
     return write_folder(folder, config, tensors)
 
@@ -64,9 +65,7 @@ def with_experts(base: Path, adapter: Path, folder: Path) -> Path:
     """The checkpoint with peft's ``ParamWrapper.get_delta_weight`` added."""
     model, tensors = reference_model(base), load_file(adapter / "adapter_model.safetensors")
     with torch.no_grad():
-        for name, param in model.named_parameters():
-            if name not in experts_of(base):
-                continue
+        for name, param in experts_of(model).items():
             module, _, own = name.rpartition(".")
             inner = "" if own == "down_proj" else ".base_layer"
             key = f"base_model.model.{module}{inner}.lora_"
@@ -84,7 +83,7 @@ def per_expert(base: Path, adapter: Path, folder: Path) -> Path:
     """The same adapter with a module for each expert's gate, up and down."""
     tensors = load_file(adapter / "adapter_model.safetensors")
     found: dict[str, Tensor] = {}
-    for name, stacked in experts_of(base).items():
+    for name, stacked in experts_of(reference_model(base)).items():
         module, _, own = name.rpartition(".")
         key = f"{module}{'.base_layer' if own == 'gate_up_proj' else ''}.lora_"
         a, b = (tensors[f"base_model.model.{key}{half}.weight"] for half in "AB")

@@ -22,6 +22,7 @@ from radixlm.lora.registry import ADAPTER_CONFIG, ADAPTER_TENSORS, Spool
 from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
 from tests.fakes.lora_adapters import write_adapter, write_folder
+from tests.fakes.quick import slow_unless
 from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
 from tests.lora.test_experts import stacked_adapter
@@ -31,8 +32,15 @@ HEADS = rf"({PATTERN})|lm_head$"
 LATENT = r"kv_b_proj$|q_b_proj$|o_proj$"
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
-@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize(
+    ("tp", "shared"),
+    [
+        pytest.param(2, True, id="2-program", marks=pytest.mark.slow),
+        pytest.param(2, False, id="2-layers"),
+        pytest.param(3, True, id="3-program"),  # an uneven cut
+        pytest.param(3, False, id="3-layers", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("arch", "pattern"),
     [
@@ -62,8 +70,18 @@ def test_ranks_give_the_bits_of_one(
         assert torch.equal(got[sequence], wanted[sequence]), sequence
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
-@pytest.mark.parametrize(("tp", "ep"), [(2, 1), (2, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize(
+    ("tp", "ep", "shared"),
+    slow_unless(
+        # layers cut experts as programs do: once parts of experts, once whole ones
+        lambda tp, ep, shared: shared or (tp, ep) in ((4, 2), (3, 3)),
+        [
+            (*sizes, shared)
+            for sizes in ((2, 1), (2, 2), (3, 3), (4, 2))
+            for shared in (True, False)
+        ],
+    ),
+)
 @pytest.mark.parametrize("arch", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
 def test_adapters_of_experts(arch: str, tp: int, ep: int, shared: bool, tmp_path: Path) -> None:
     """Whole experts on each rank, or parts of all of them."""

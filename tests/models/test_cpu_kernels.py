@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.fakes.decoder_configs import DECODER_CONFIGS
+from tests.fakes.mechanisms import each_mechanism
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 from tests.models.test_decoder import prompts, relative_error
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 LENGTHS = (23, 1, 9, 17, 2, 5, 3, 7, 1, 1, 12, 4, 6, 2, 8, 1)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", each_mechanism(ARCHITECTURES))
 def test_close_to_the_reference_and_bit_invariant(arch: str) -> None:
     """Layer by layer, and as one program where one covers the model."""
     folder = cached_tiny(arch)

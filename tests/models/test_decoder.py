@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.fakes.mechanisms import REPRESENTATIVES, mechanisms
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny, copy_tiny, reference_model
 
+from radixlm.arch.hf import describe
 from radixlm.step.batch import InputEmbeds
 
 LENGTHS = (29, 12, 17)
@@ -46,6 +48,14 @@ def test_logits_equal_hugging_face(arch: str) -> None:
             theirs = reference(torch.tensor([ids])).logits[0].float()
         assert theirs.std() > 0.05, "degenerate logits show nothing"
         assert relative_error(ours[sequence], theirs) < 1e-4
+
+
+def test_every_mechanism_has_a_family() -> None:
+    """Most tests run `REPRESENTATIVES` only."""
+    found = {arch: mechanisms(describe(cached_tiny(arch))) for arch in ARCHITECTURES}
+    covered = set().union(*(found[arch] for arch in REPRESENTATIVES))
+    missing = {arch: one - covered for arch, one in found.items() if one - covered}
+    assert not missing, "add families to tests/fakes/mechanisms.py"
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}

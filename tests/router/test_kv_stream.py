@@ -12,6 +12,7 @@ import pytest
 from radixlm.router.kv_index import KvIndex
 from radixlm.router.kv_stream import KvStream, Message, read_message
 from radixlm.router.prefix_hashes import PLAIN, PrefixHashes
+from tests.fakes.quick import first
 from tests.router.test_kv_index import ids_of
 
 HASHES = PrefixHashes(b"k" * 32)
@@ -99,7 +100,7 @@ def check(publisher: Publisher, stream: KvStream, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("form", ["map", "array"])
 @pytest.mark.parametrize("recovery", ["replay", "short replay", "snapshot", "none"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_a_lossy_stream_never_claims_what_the_worker_does_not_hold(
     seed: int, recovery: str, form: str
 ) -> None:

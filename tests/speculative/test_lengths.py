@@ -68,9 +68,16 @@ class World:
         return rates[0], max(rates)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.95])
-@pytest.mark.parametrize("rows", [1, 4, 16, 64])
-@pytest.mark.parametrize("costs", WORLDS)
+ROWS, ALPHAS = (1, 4, 16, 64), (0.1, 0.5, 0.8, 0.95)
+CASES = [
+    pytest.param(costs, rows, alpha, marks=() if (i + j + k) % 4 == 0 else pytest.mark.slow)
+    for i, costs in enumerate(WORLDS)
+    for j, rows in enumerate(ROWS)
+    for k, alpha in enumerate(ALPHAS)
+]  # each pair of two of them always
+
+
+@pytest.mark.parametrize(("costs", "rows", "alpha"), CASES)
 def test_close_to_the_best_static_number(costs: str, rows: int, alpha: float) -> None:
     world = World(costs, rows, alpha)
     plain, best = world.best_static(7)

@@ -25,6 +25,7 @@ from radixlm.speculative.device.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items
 from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.quick import first
 
 PAGE, SLOTS, COLUMNS, VOCAB = 4, 3, 80, 50
 HOLE = ("hole", None)
@@ -244,7 +245,7 @@ def run_steps(world: World, chance: random.Random, count: int) -> Iterator[dict[
 
 @pytest.mark.parametrize("undoes", [True, False])
 @pytest.mark.parametrize(("is_head", "num_modules"), [(True, 1), (False, 1), (True, 2), (True, 3)])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", first(4, range(12)))
 def test_entries_are_those_of_the_text(
     seed: int, is_head: bool, num_modules: int, undoes: bool
 ) -> None:

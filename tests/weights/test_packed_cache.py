@@ -4,15 +4,15 @@ with a file is noticed."""
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.fakes.integer_checkpoint import Layout, write_integers
+from tests.fakes.mechanisms import each_mechanism
 from tests.fakes.paged_runner import PagedRunner
 from tests.fakes.thread_groups import thread_ranks
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
@@ -20,11 +20,13 @@ from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 from radixlm.arch.hf import describe
 from radixlm.distributed.topology import Topology
 from radixlm.kernels import cpu
+from radixlm.kernels.cpu import linear
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
+from radixlm.weights import packed_file
 from radixlm.weights.load import load_weights
 from radixlm.weights.packed_cache import ModelRecorder, load_packed
 from radixlm.weights.packed_file import FileWriter, PackedFile, PackedFileError
@@ -78,7 +80,7 @@ def test_each_scheme_is_mapped_bit_for_bit(scheme: str, tmp_path: Path) -> None:
     assert same(loaded, mapped(folder, tmp_path / "w", scheme))
 
 
-@pytest.mark.parametrize("arch", [*ARCHITECTURES])
+@pytest.mark.parametrize("arch", each_mechanism(ARCHITECTURES))
 def test_each_family_is_mapped_bit_for_bit(arch: str, tmp_path: Path) -> None:
     folder = cached_tiny(arch)
     assert same(written(folder, tmp_path / "w"), mapped(folder, tmp_path / "w"))
@@ -154,21 +156,20 @@ def test_an_unfinished_file_has_another_name(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-PACK_ALL = """
-import hashlib, torch
-from radixlm.kernels.cpu import linear
-from radixlm.weights import packed_file
-digest = hashlib.sha256()
-for kind in ("Place", "Pack", "Note", "LayerEntry", "Table"):
-    digest.update(repr((kind, getattr(packed_file, kind).__struct_fields__)).encode())
-weight = (torch.arange(40 * 160).reshape(40, 160) * 7919 % 1000 - 500) / 256
-for fmt in ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-32", "w4a8-32"):
-    for is_paired in (False, True):
-        packed = linear.pack(weight, torch.arange(40.0), fmt, is_paired)
-        for tensor in packed.tensors():
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-print(packed_file.VERSION, digest.hexdigest()[:16])
-"""
+def pack_all() -> str:
+    """The version, and a digest of records and of weights packed in every format."""
+    digest = hashlib.sha256()
+    for kind in ("Place", "Pack", "Note", "LayerEntry", "Table"):
+        digest.update(repr((kind, getattr(packed_file, kind).__struct_fields__)).encode())
+    weight = (torch.arange(40 * 160).reshape(40, 160) * 7919 % 1000 - 500) / 256
+    for fmt in ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-32", "w4a8-32"):
+        for is_paired in (False, True):
+            packed = linear.pack(weight, torch.arange(40.0), fmt, is_paired)
+            for tensor in packed.tensors():
+                digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return f"{packed_file.VERSION} {digest.hexdigest()[:16]}"
+
+
 # instruction set -> what the present version packs
 GOLDEN = {
     "x86_64_v3": "1 79ac543ecbd5203f",
@@ -183,12 +184,12 @@ GOLDEN = {
 def test_what_is_packed_has_not_changed_without_a_new_version(isa: str) -> None:
     if isa not in native().supported_isas():
         pytest.skip(f"this processor has no {isa}")
-    environment = {**os.environ, "RADIXLM_CPU_ISA": isa}
-    run = subprocess.run(
-        [sys.executable, "-c", PACK_ALL], env=environment, capture_output=True, text=True,
-        timeout=120, check=True,
-    )  # fmt: skip
-    assert run.stdout.strip() == GOLDEN[isa], (
-        "packed weights or their records have changed: raise VERSION in weights/packed_file.py and "
-        "write what this prints here"
-    )
+    before = native().isa()
+    native().select_isa(isa)
+    try:
+        assert pack_all() == GOLDEN[isa], (
+            "packed weights or their records have changed: raise VERSION in weights/packed_file.py "
+            "and write what this gives here"
+        )
+    finally:
+        native().select_isa(before)
