@@ -470,6 +470,8 @@ async def test_inputs_as_objects(pooled: ScriptedServer) -> None:
     plain = (await pooled.post("/v1/embeddings", input=["hi"])).json()["data"]
     same = (await pooled.post("/v1/embeddings", input=[{"text": "hi"}])).json()["data"]
     assert plain == same
+    mixed = await pooled.post("/v1/embeddings", input=["hi", {"text": "hi"}, "hi"])  # of Jina
+    assert [row["embedding"] for row in mixed.json()["data"]] == [plain[0]["embedding"]] * 3
     refused = await pooled.post("/v1/embeddings", input=[{"text": "hi", "image": "x"}])
     assert refused.status_code == 400
     unknown = await pooled.post("/v1/embeddings", input="hi", prompt_name="query")
