@@ -155,6 +155,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("- port", "must hold lines such as 'port: 30000'"),
         ("1: 2", "must hold lines such as 'port: 30000'"),
         ("tp: 1\ntp-size: 2", "--tp-size is given twice"),
+        ("port: 1\nhost: a\nport: 2", ":3: port is given twice; keep one line"),
+        ("json-model-override-args: {a: 1, a: 2}", ":1: a is given twice"),
+        ("lora-paths: &a [*a, {b: 1, b: 2}]", ":1: b is given twice"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -187,6 +190,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
         (["--tokenizer-worker-num", "0"], "'0' is not in [1, inf); a value that works: 1"),
         (["--dtype", "bfloat"], "--dtype: 'bfloat' is not one of auto, half, float16"),
         (["--dtype", "bfloat1"], "did you mean 'bfloat16'?"),
+        (["--dtype", "fp8"], "for weights in fp8: --quantization fp8"),
         (["--json-model-override-args", "[1]"], "expected a JSON object, got list"),
         (["--json-model-override-args", "{"], "--json-model-override-args: not JSON"),
         (["--cuda-graph-bs", "1", "x"], "--cuda-graph-bs: 'x' is not an integer"),

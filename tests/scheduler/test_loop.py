@@ -76,6 +76,19 @@ def test_forced_retractions_change_no_tokens(depth: int) -> None:
     assert planner.num_retracted == alone
 
 
+def test_others_wait_while_more_run_than_forced_retractions_leave() -> None:
+    bench = SchedulerHarness()
+    planner = bench.scheduler.planner
+    planner.preemption = ForcedRetraction(planner, bench.scheduler.queue, 99, 2)  # type: ignore[arg-type]
+    for i in range(8):
+        bench.submit(f"r{i}", [1 + i, 2, 3], 20, ignore_eos=True)
+        bench.tick()
+    assert len(planner.running) == 3 and len(bench.scheduler.queue) == 5
+    bench.run()
+    for i in range(8):
+        assert bench.out[f"r{i}"] == reference([1 + i, 2, 3], 20, True)
+
+
 def test_output_tokens_found_after_a_retraction_are_no_cached_prompt_tokens() -> None:
     bench = SchedulerHarness()
     bench.submit("r", [1, 2, 3], 40, ignore_eos=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from radixlm.admission_order.ordered_queue import OrderedQueue
 from radixlm.admission_order.preemption import PriorityPreemption
 from radixlm.scheduler.planner import Planner
@@ -9,12 +11,20 @@ from radixlm.scheduler.request import Request
 
 
 class ForcedRetraction(PriorityPreemption):
-    """Retracts the least important of several requests that run, every ``interval`` steps."""
+    """Retracts the least important of several requests that run, every ``interval`` steps. While
+    more than ``max_running`` run, no other starts."""
 
-    def __init__(self, planner: Planner, queue: OrderedQueue, interval: int) -> None:
+    def __init__(
+        self, planner: Planner, queue: OrderedQueue, interval: int, max_running: int = sys.maxsize
+    ) -> None:
         super().__init__(planner, queue)
-        self._interval, self._num_steps = interval, 0
+        self._interval, self._num_steps, self._max_running = interval, 0, max_running
         self._victim: Request | None = None
+
+    def sort(self, waiting: list[Request]) -> None:
+        super().sort(waiting)
+        if len(self._planner.running) > self._max_running:
+            waiting.clear()
 
     def begin_step(self) -> None:
         """While a step in flight computes the request, leave it out of the next."""

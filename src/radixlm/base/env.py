@@ -307,6 +307,13 @@ TEST_RETRACT_INTERVAL = Variable(
     "Steps from one such retraction to the next.",
     ("SGLANG_TEST_RETRACT_INTERVAL",),
 )
+TEST_RETRACT_NO_PREFILL_BS = Variable(
+    "RADIXLM_TEST_RETRACT_NO_PREFILL_BS",
+    1 << 31,
+    read_interval,
+    "With such retractions: while more requests run, none of those that wait starts.",
+    ("SGLANG_TEST_RETRACT_NO_PREFILL_BS",),
+)
 HEALTH_GENERATES = Variable(
     "RADIXLM_HEALTH_GENERATES",
     False,

@@ -217,16 +217,38 @@ def read_yaml(path: str) -> dict[str, Any]:
     """The options of a YAML file, checked; ConfigError naming the file and the key."""
     yaml = importlib.import_module("yaml")  # 20 ms that --help need not pay
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        twice = _repeated_key(yaml.compose(text, yaml.SafeLoader))
+        loaded = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: cannot read {path}: {reason(error)}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"--config: {path} is not YAML: {error}") from error
+    if twice is not None:
+        line = twice.start_mark.line + 1
+        raise ConfigError(f"--config: {path}:{line}: {twice.value} is given twice; keep one line")
     if loaded is None:
         return {}
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise ConfigError(f"--config: {path} must hold lines such as 'port: 30000'")
     return read_values(loaded, f"{path}: ")
+
+
+def _repeated_key(root: Any) -> Any:
+    """The node of a key that stands twice in one mapping, None if there is none. ``root``: a node
+    of PyYAML, which would take the last of them, or None."""
+    nodes = [root] if root is not None else []
+    for node in nodes:  # the list grows
+        keys: set[str] = set()
+        for child in node.value if node.id != "scalar" else ():
+            key, value = child if node.id == "mapping" else (None, child)
+            if key is not None and key.id == "scalar":
+                if key.value in keys:
+                    return key
+                keys.add(key.value)
+            if not any(value is known for known in nodes):  # an alias may lead back
+                nodes.append(value)
+    return None
 
 
 def collect(raw: Mapping[str, Any]) -> tuple[ServerConfig, frozenset[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.nearest import suggestion
-from radixlm.config.option import Option
+from radixlm.config.option import Option, options
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,8 @@ def _choose(option: Option, value: Any) -> Any:
     if value not in flag.allowed:
         known = [str(choice) for choice in flag.allowed]
         near = suggestion(str(value), known)
+        if option.name == "dtype" and value in options()["quantization"].flag.allowed:
+            near = f"; for weights in {value}: --quantization {value}"
         raise ConfigError(f"{option.dashed}: {value!r} is not one of {', '.join(known)}{near}")
     return value
 

@@ -201,7 +201,9 @@ def load_engine(
     loader = AdapterLoader(config, model, where, peers) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
     waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens, free_bytes)
-    controls = TensorControls(updater.read, loaded.num_bytes, *sizes, profiler, waited_s)
+    controls = TensorControls(
+        updater.read, loaded.num_bytes, *sizes, profiler, waited_s, pools.num_window_tokens
+    )
     limits = with_sparsity(limits_for_pools(pools, config, info), attn.sparsity)
     again = partial(_fill_again, model, config, info, where, loaded.packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)

@@ -61,6 +61,13 @@ class Pools(Record):
     def num_tokens(self) -> int:
         return self.sizes.num_full * self.page_size
 
+    @property
+    def num_window_tokens(self) -> int | None:
+        """Tokens that layers with a sliding window keep; None without a pool of theirs."""
+        if not self.window_tokens or self.states is not None:
+            return None
+        return self.sizes.num_window * self.page_size
+
 
 def trial_pools(
     config: ServerConfig,

@@ -55,8 +55,8 @@ def make_scheduler(
     planner = scheduler.planner
     planner.preemption = PriorityPreemption(planner, queue)
     if env.TEST_RETRACT.get():
-        interval = env.TEST_RETRACT_INTERVAL.get()
-        planner.preemption = load(_FORCED)(planner, queue, interval)
+        sizes = env.TEST_RETRACT_INTERVAL.get(), env.TEST_RETRACT_NO_PREFILL_BS.get()
+        planner.preemption = load(_FORCED)(planner, queue, *sizes)
     planner.stages = StageBatches(planner) if limits.stages > 1 else None
     scheduler.step_log, scheduler.deadlines = LoadLog(scheduler), RequestDeadlines(scheduler)
     return scheduler

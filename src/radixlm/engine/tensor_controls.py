@@ -24,9 +24,11 @@ class TensorControls:
         free_bytes: int,
         profiler: Profiler,
         waited_s: Callable[[], float] = float,
+        window_capacity: int | None = None,
     ) -> None:
         """``free_bytes``: what this rank might take before it loaded anything. ``waited_s``:
-        seconds that it has waited for others since the last call."""
+        seconds that it has waited for others since the last call. ``window_capacity``: tokens in
+        the pools of layers with a sliding window, None without such pools."""
         self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
         self._waited_s = 0.0
         self._pool_bytes: Callable[[], int] | None = None
@@ -36,6 +38,7 @@ class TensorControls:
             "kvcache": round(kv_bytes / 2**30, 3),
             "startup_available": round(free_bytes / 2**30, 3),
             "token_capacity": token_capacity,
+            "token_capacity_swa": window_capacity,
             "graph": dict.fromkeys(GRAPH_KINDS, 0.0),
         }
 

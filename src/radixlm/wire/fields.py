@@ -247,7 +247,7 @@ FIELDS: tuple[Field, ...] = (
         "openai", "register a class with --logit-processor, send custom_params", "vllm_xargs"
     ),
     *_unsupported("openai", "loops are not looked for: send stop", "repetition_detection"),
-    *_unsupported("openai", "send token_ids_logprob to /generate", "logprob_token_ids"),
+    *_unsupported("responses", "send token_ids_logprob to /generate", "logprob_token_ids"),
     *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
     *_unsupported(
         "sampling_params", "send return_logprob and logprob_start_len 0", "prompt_logprobs", (None,)

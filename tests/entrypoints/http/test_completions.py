@@ -131,6 +131,10 @@ async def test_suffix_needs_a_template(server: ScriptedServer, toy_folder: Any) 
         ({"prompt": "a", "prompt_logprobs": 10**6}, "prompt_logprobs"),
         ({"prompt": "a", "logprobs": 10**6}, "logprobs"),
         ({"prompt": "a", "n": 5000}, "n"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 0, "best_of": 2}, "n"),
+        ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"prompt": "a", "rid": ["x", "y"]}, "rid"),
         ({"prompt": "word " * 5000}, "prompt"),
         ({"prompt": "a", "logit_processor": "x"}, "custom_logit_processor"),
@@ -142,6 +146,11 @@ async def test_a_bad_field_is_named(
     got = await server.post(PATH, **body)
     assert got.status_code == 400, got.text
     assert got.json()["error"]["param"] == param
+
+
+async def test_a_message_names_both_limits_of_tokens_as_the_client(server: ScriptedServer) -> None:
+    got = await server.post(PATH, prompt="hi", max_tokens=2, min_tokens=5)
+    assert got.json()["error"]["message"] == "min_tokens (5) must not exceed max_tokens (2)"
 
 
 async def test_a_field_of_several_types_is_judged_by_the_type_it_has(

@@ -428,6 +428,20 @@ async def test_rerank_sorts_by_likeness(pooled: ScriptedServer) -> None:
     assert (await pooled.post("/v1/rerank", query="hi", documents=[])).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"User-Agent": "cohere/7.3.1"}, {"User-Agent": "litellm/1.1"}, {"X-Fern-SDK-Name": "cohere"}],
+)
+async def test_rerank_of_clients_that_read_the_form_of_cohere(
+    pooled: ScriptedServer, headers: dict[str, str]
+) -> None:
+    body = {"query": "hi", "documents": ["a", "hi"], "model": "tiny", "top_n": 1}
+    same = (await pooled.client.post("/v2/rerank", json=body)).json()
+    got = (await pooled.client.post("/v1/rerank", json=body, headers=headers)).json()
+    assert got["results"] == same["results"]
+    assert isinstance((await pooled.client.post("/v1/rerank", json=body)).json(), list)
+
+
 async def test_rerank_in_the_shape_of_other_clients(pooled: ScriptedServer) -> None:
     body: dict[str, Any] = {"query": "hi", "documents": ["a", {"text": "hi"}], "model": "tiny"}
     for path in ("/rerank", "/v2/rerank"):
@@ -456,6 +470,8 @@ async def test_inputs_as_objects(pooled: ScriptedServer) -> None:
     plain = (await pooled.post("/v1/embeddings", input=["hi"])).json()["data"]
     same = (await pooled.post("/v1/embeddings", input=[{"text": "hi"}])).json()["data"]
     assert plain == same
+    mixed = await pooled.post("/v1/embeddings", input=["hi", {"text": "hi"}, "hi"])  # of Jina
+    assert [row["embedding"] for row in mixed.json()["data"]] == [plain[0]["embedding"]] * 3
     refused = await pooled.post("/v1/embeddings", input=[{"text": "hi", "image": "x"}])
     assert refused.status_code == 400
     unknown = await pooled.post("/v1/embeddings", input="hi", prompt_name="query")

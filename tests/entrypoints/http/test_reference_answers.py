@@ -125,6 +125,40 @@ async def test_completions_logprobs_0_has_an_entry_a_token(server: ScriptedServe
         assert row == {token: -0.5}
 
 
+async def test_vllms_log_probabilities_of_named_tokens(server: ScriptedServer) -> None:
+    """The chosen token, and each that the request named, in the place of the likeliest."""
+    named = {"logprob_token_ids": [7, 9, 7], "return_tokens_as_token_ids": True}
+    body: dict[str, Any] = {"prompt": "hi", "logprobs": 0, "max_tokens": 3} | named
+    got = (await server.post(COMPLETIONS, **body)).json()["choices"][0]["logprobs"]
+    assert [list(row) for row in got["top_logprobs"]] == [
+        [token, "token_id:7", "token_id:9"] for token in got["tokens"]
+    ]
+    assert [list(row.values()) for row in got["top_logprobs"]] == [[-0.5, -7.0, -9.0]] * 3
+    chat: dict[str, Any] = {"messages": USER, "logprobs": True, "top_logprobs": 1, "max_tokens": 3}
+    chat |= named
+    whole = (await server.post(CHAT, **chat)).json()["choices"][0]["logprobs"]["content"]
+    for entry in whole:
+        rows = [(row["token"], row["logprob"]) for row in entry["top_logprobs"]]
+        assert rows == [(entry["token"], -0.5), ("token_id:7", -7.0), ("token_id:9", -9.0)]
+    chosen = int(whole[0]["token"].removeprefix("token_id:"))
+    parts = await server.events(CHAT, **chat | {"logprob_token_ids": [chosen]})
+    entries = [
+        e for p in parts for e in (p["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert [entry["token"] for entry in entries] == [entry["token"] for entry in whole]
+    assert len(entries[0]["top_logprobs"]) == 1 and len(entries[1]["top_logprobs"]) == 2
+    for path, wrong in (
+        (CHAT, {"messages": USER, "logprob_token_ids": [7]}),
+        (CHAT, chat | {"prompt_logprobs": 0}),
+        (CHAT, chat | {"logprob_token_ids": [1 << 20]}),
+        (COMPLETIONS, body | {"echo": True}),
+        (COMPLETIONS, body | {"logprobs": None}),
+        (COMPLETIONS, body | {"use_beam_search": True}),
+    ):
+        refused = (await server.post(path, **wrong)).json()
+        assert refused["error"]["param"] == "logprob_token_ids", refused
+
+
 async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
     got = (await server.post(COMPLETIONS, prompt="one two three", prompt_logprobs=1)).json()
     rows = got["choices"][0]["prompt_logprobs"]

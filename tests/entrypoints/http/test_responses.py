@@ -18,6 +18,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.app import resume
 from radixlm.entrypoints.http.responses import tool_loop
 from radixlm.entrypoints.http.responses.background import Responses
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.store import (
     MemoryStore,
     RedisStore,
@@ -26,6 +27,8 @@ from radixlm.entrypoints.http.responses.store import (
     Stored,
     store_of,
 )
+from radixlm.entrypoints.http.responses.toolbox import ToolServers
+from radixlm.text.tools.base import ToolCallDelta
 
 ADD: Any = {
     "type": "function",
@@ -153,6 +156,37 @@ async def test_stream_events_add_up_to_the_response(client: openai.AsyncOpenAI) 
     assert [item.type for item in final.output] == ["message", "function_call"]
     call: Any = final.output[1]
     assert call.name == "add" and call.arguments == '{"a": 1, "b": 2}'
+
+
+async def test_items_of_a_stream_come_in_the_order_of_the_answer(server: ScriptedServer) -> None:
+    """A delta says what text and which calls came: the rest of an open call, text, new calls."""
+    body = ResponsesRequest(input="hi", tools=[ADD])
+    run = await tool_loop.make_run(server.state, body, ToolServers(), None)
+    deltas: list[tuple[str, list[ToolCallDelta]]] = [
+        ("I add. ", [ToolCallDelta(0, "add", '{"a": 1')]),
+        ("Then more.", [ToolCallDelta(0, None, "}"), ToolCallDelta(1, "add", '{"a"')]),
+        ("", [ToolCallDelta(1, None, ": 2}"), ToolCallDelta(2, "add", "{}")]),
+        ("\n", []),
+        ("", [ToolCallDelta(3, "add", "{}")]),
+        ("The end.", []),
+    ]
+    kinds: list[str] = []
+    pieces: list[str] = []
+    for text, calls in deltas:
+        parsed: Any = SimpleNamespace(reasoning="", text=text, calls=calls)
+        delta: Any = SimpleNamespace(parsed=parsed, output=None, finish_reason=None)
+        for event in run.writer.take(delta):
+            if event["type"] == "response.output_item.added":
+                assert event["output_index"] == len(kinds)
+                kinds.append(event["item"]["type"])
+                pieces.append("")
+            elif event["type"].endswith(".delta"):
+                assert event["output_index"] == len(kinds) - 1
+                pieces[-1] += event["delta"]
+    call = "function_call"
+    assert kinds == ["message", call, "message", call, call, call, "message"]
+    assert pieces == ["I add. ", '{"a": 1}', "Then more.", '{"a": 2}', "{}", "{}", "The end."]
+    assert [item["type"] for item in run.writer.output] == kinds
 
 
 async def test_reasoning_is_an_item_of_its_own(client: openai.AsyncOpenAI) -> None:

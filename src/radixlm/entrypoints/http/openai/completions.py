@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body, off_lo
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import (
     CompletionLogprobs,
+    asked_ids,
     asked_top,
     prompt_need,
     prompt_rows,
@@ -156,7 +157,7 @@ def _sampling(
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(body, state.defaults, limit)
     sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
-    named = {"n": "best_of"} if best_of != (body.n or 1) else {}
+    named = {"n": "best_of"} if body.best_of is not None else {}
     check_sampling(state, sampling, client_names(body) | named)
     return sampling, unheld_of_body(body, sampling)
 
@@ -173,6 +174,8 @@ def _rid(body: CompletionRequest, index: int, count: int) -> str | None:
 def _counts(body: CompletionRequest) -> tuple[int, int]:
     n = 1 if body.n is None else body.n
     best_of = n if body.best_of is None else body.best_of
+    if n < 1:
+        raise InvalidRequest(f"n must be 1 or more, got {n}", "n")
     if body.use_beam_search:
         return n, n  # best_of: of the beams
     if best_of < n:
@@ -274,11 +277,12 @@ def _echo(state: ServerState, body: CompletionRequest, prompt: Prompt) -> str:
 
 def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobParams | None:
     top = asked_top(body.logprobs, vocab, "logprobs")
+    ids = asked_ids(body.logprob_token_ids, dict(body))
     if body.prompt_logprobs is not None:
         return prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
     if body.logprobs is None:
         return LogprobParams() if ranks else None
-    return LogprobParams(0 if body.echo else -1, top)
+    return LogprobParams(0 if body.echo else -1, 0 if ids else top, ids)
 
 
 async def complete(call: Call) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from radixlm.entrypoints.http.off_loop import off_loop, off_loop_by_body
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.custom_tools import read_custom_tools
 from radixlm.entrypoints.http.openai.functions import in_words_of, read_functions
-from radixlm.entrypoints.http.openai.logprobs import asked_top, prompt_need
+from radixlm.entrypoints.http.openai.logprobs import asked_ids, asked_top, prompt_need
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
     ChatRequest,
@@ -394,7 +394,8 @@ async def _prediction_ids(state: ServerState, prediction: Mapping[str, Any] | No
 
 def _logprob_need(body: ChatRequest, vocab: int) -> LogprobParams | None:
     top = asked_top(body.top_logprobs, vocab, "top_logprobs")
-    need = LogprobParams(-1, top) if body.logprobs else None
+    ids = asked_ids(body.logprob_token_ids, dict(body))
+    need = LogprobParams(-1, 0 if ids else top, ids) if body.logprobs else None
     if body.prompt_logprobs is not None:
         need = prompt_need(body.prompt_logprobs, top, vocab, bool(body.stream))
     if body.return_sampling_mask:

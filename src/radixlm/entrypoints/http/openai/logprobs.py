@@ -1,5 +1,6 @@
 """Log-probabilities in the forms of chat and of completions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
@@ -34,10 +35,8 @@ def chat_logprobs(
         return entries
     for place, (logprob, token_id) in enumerate(logprobs.chosen):
         entry = _entry(tokenizer, token_id, logprob or 0.0, as_ids)
-        rows = logprobs.top[place] if place < len(logprobs.top) else None
-        entry["top_logprobs"] = [
-            _entry(tokenizer, t, lp, as_ids) for lp, t in _likeliest(rows, top)
-        ]
+        rows = _rows(logprobs, place, top)
+        entry["top_logprobs"] = [_entry(tokenizer, t, lp, as_ids) for lp, t in rows]
         entries.append(entry)
     return entries
 
@@ -77,17 +76,17 @@ class CompletionLogprobs:
                 record["text_offset"].append(self._offset)
                 self._offset += len(self._tokenizer.token_text(token_id))
                 assert logprobs is not None
-                rows = logprobs.top[place] if place < len(logprobs.top) else None
+                rows = _rows(logprobs, place, self._top)
                 record["top_logprobs"].append(self._row(rows, logprob, token_id))
         return record
 
     def _row(
-        self, rows: TopLogprobs | None, logprob: float | None, token_id: int
+        self, rows: TopLogprobs, logprob: float | None, token_id: int
     ) -> dict[str, float | None] | None:
         """The chosen token is always among them, first if it is none of the likeliest, as vLLM."""
         if logprob is None:
             return None
-        row = {self._name(t): _finite(lp) for lp, t in _likeliest(rows, self._top)}
+        row = {self._name(t): _finite(lp) for lp, t in rows}
         chosen = self._name(token_id)
         return row if chosen in row else {chosen: _finite(logprob), **row}
 
@@ -104,11 +103,33 @@ def asked_top(count: int | None, vocab: int, param: str) -> int:
     return vocab if count == ALL else count or 0
 
 
+def asked_ids(ids: list[int] | None, rest: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens of vLLM's ``logprob_token_ids``, each once. InvalidRequest without ``logprobs``,
+    and with another of ``rest``, fields that it does not go with."""
+    given = {name for name, value in rest.items() if value is not None and value is not False}
+    if ids and "logprobs" not in given:
+        raise InvalidRequest("logprob_token_ids: send logprobs too", "logprob_token_ids")
+    for name in ("echo", "prompt_logprobs", "use_beam_search"):
+        if ids and name in given:
+            raise InvalidRequest(f"logprob_token_ids: not with {name}", "logprob_token_ids")
+    return tuple(dict.fromkeys(ids or ()))
+
+
 def prompt_need(count: int, top: int, vocab: int, streams: bool) -> LogprobParams:
     """What ``prompt_logprobs`` asks of the engine, and ``top`` likeliest tokens of the output."""
     if streams and count:
         raise InvalidRequest("prompt_logprobs: not with stream", "prompt_logprobs")
     return LogprobParams(0, max(top, asked_top(count, vocab, "prompt_logprobs")))
+
+
+def _rows(logprobs: Logprobs, place: int, top: int) -> TopLogprobs:
+    """The likeliest tokens of a position; in their place the chosen one and those that the request
+    named, if it named any."""
+    asked = logprobs.asked[place] if place < len(logprobs.asked) else None
+    if asked is None:
+        return _likeliest(logprobs.top[place] if place < len(logprobs.top) else None, top)
+    logprob, chosen = logprobs.chosen[place]
+    return [(logprob or 0.0, chosen), *(row for row in asked if row[1] != chosen)]
 
 
 def _likeliest(rows: TopLogprobs | None, top: int) -> TopLogprobs:

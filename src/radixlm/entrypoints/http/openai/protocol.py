@@ -73,6 +73,7 @@ class Generation(Body):
     truncation_side: Literal["left", "right"] | None = None
     use_beam_search: bool | None = False  # the n likeliest sequences
     return_tokens_as_token_ids: bool | None = False
+    logprob_token_ids: Ints | None = None  # in the place of the likeliest tokens
 
 
 @with_fields("completions")

@@ -26,6 +26,9 @@ def sampling_of(
     sent = body.model_fields_set
     values = {name: getattr(body, alias) for name, alias in names.items() if alias in sent}
     values["max_new_tokens"] = max_tokens
+    if values.get("allowed_token_ids") == []:
+        message = "allowed_token_ids must name at least one token, or be left out"
+        raise InvalidRequest(message, "allowed_token_ids")
     if values.get("top_k") == 0:
         values["top_k"] = -1  # "off" in other servers
     if body.use_beam_search:
@@ -42,7 +45,11 @@ def sampling_of(
 
 
 def checked_truncation(count: int | None, context_len: int) -> int | None:
-    """``truncate_prompt_tokens`` as it is; InvalidRequest above the context, as in vLLM."""
+    """``truncate_prompt_tokens`` as it is; InvalidRequest above the context, as in vLLM, and for
+    0."""
+    if count == 0:
+        message = "truncate_prompt_tokens: 0 leaves nothing; it must be 1 or more, or -1"
+        raise InvalidRequest(message, "truncate_prompt_tokens")
     if count is not None and count > context_len:
         raise InvalidRequest(
             f"truncate_prompt_tokens: {count} is more than the context of {context_len} tokens",
@@ -58,7 +65,7 @@ def truncated(body: Generation, ids: list[int], context_len: int) -> list[int]:
     if count is None or not ids:
         return ids
     most = context_len - 1
-    kept = most if count == -1 else max(1, min(count, most))
+    kept = most if count == -1 else min(count, most)
     return ids[:kept] if body.truncation_side == "right" else ids[-kept:]
 
 
@@ -76,7 +83,7 @@ def client_names(body: Generation) -> dict[str, str]:
     if getattr(body, "max_completion_tokens", None) is None:
         names["max_new_tokens"] = "max_tokens"
     names |= {"max_thinking_tokens": "thinking_token_budget", "return_logprob": "logprobs"}
-    names["beam_width"] = "n"
+    names |= {"beam_width": "n", "token_ids_logprob": "logprob_token_ids"}
     names |= {"text": "prompt", "max_tokens": names["max_new_tokens"]}
     if getattr(body, "input_ids", None) is not None:
         names |= {"prompt": "input_ids", "text": "input_ids"}

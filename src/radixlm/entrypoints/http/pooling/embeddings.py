@@ -85,7 +85,7 @@ class EmbeddingRequest(Pooled):
     and ``endianness`` of vLLM: the numbers of base64 and bytes. ``use_activation``: whether vectors
     are normalized; what the model does itself unless given."""
 
-    input: str | Ints | Strings | list[Ints] | list[TextInput] | None = None
+    input: str | Ints | Strings | list[Ints] | list[str | TextInput] | None = None
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None

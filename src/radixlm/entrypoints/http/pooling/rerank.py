@@ -1,4 +1,5 @@
-"""Reranking documents for a query: /v1/rerank as SGLang, /rerank and /v2/rerank as Cohere and Jina.
+"""Reranking documents for a query: /v1/rerank as SGLang, /rerank and /v2/rerank as Cohere and Jina
+(/v1/rerank too, for clients of theirs that say who they are).
 
 A model with a score head reads query and document together. Of an embedding model the score is the
 cosine of the two vectors. A generating model is asked whether the document answers the query, and
@@ -283,8 +284,22 @@ def cosine(a: list[float], b: list[float]) -> float:
     return dot / (math.hypot(*a) * math.hypot(*b) or 1.0)
 
 
+# User-Agent of clients that post Cohere's and Jina's form to /v1/rerank, the body of which may be
+# the same as of SGLang's
+_OF_COHERE = ("cohere", "litellm/")
+
+
+def _is_cohere(request: Request) -> bool:
+    """Whether the client reads Cohere's form; its SDKs before 5.14 named themselves elsewhere."""
+    agent, sdk = (request.headers.get(name, "") for name in ("user-agent", "x-fern-sdk-name"))
+    return agent.startswith(_OF_COHERE) or sdk.startswith("cohere")
+
+
 async def _rerank(request: Request) -> Response:
-    """Rank documents for a query."""
+    """Rank documents for a query: a list, and in the form of Cohere and Jina for Cohere's SDKs and
+    LiteLLM, told by their User-Agent."""
+    if _is_cohere(request):
+        return await shared_rerank(request)
     body = await read_body(request, RerankRequest)
     return json_response(
         await cancel_on_disconnect(request, answer_rerank(state_of(request), body))
