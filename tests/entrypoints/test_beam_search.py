@@ -21,6 +21,7 @@ from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.transfer import Hint
 
 VOCAB, EOS = 5, 0
 PROMPT = [1, 2]
@@ -135,6 +136,14 @@ async def test_texts_end_before_stops() -> None:
         got = await model.search(beam_width=2, n=2, stop=(stop,), no_stop_trim=keeps, **shown)
         ended = [one for one in got if one.finish == Finish("stop", matched=stop)]
         assert ended and all(one.text.endswith(stop) is keeps for one in ended)
+
+
+async def test_the_pages_of_a_pair_come_with_the_prompt() -> None:
+    model, plain = Model(), Model()
+    got = await model.search(beam_width=2, n=2, max_new_tokens=3, hint=Hint("h", 8998, 5))
+    wanted = await plain.search(beam_width=2, n=2, max_new_tokens=3)
+    assert [one.token_ids for one in got] == [one.token_ids for one in wanted]
+    assert [one.hint is not None for one in model.asked] == [True] + [False] * 4
 
 
 async def test_an_end_from_outside_ends_the_search() -> None:

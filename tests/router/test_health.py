@@ -35,7 +35,8 @@ class World:
         self.clock, self.servers = clock, Servers()
         self.servers.up(URL)
         self.registry = Registry(Options(**options), self.servers.fetch)  # type: ignore[arg-type]
-        self.health = Health(self.registry, RouterMetrics())
+        self.num_received = 0
+        self.health = Health(self.registry, RouterMetrics(), lambda url: self.num_received)
         self.states: list[State] = []
         self.registry.on_move = lambda worker, state: self.states.append(state)
         self.worker = self.registry.add(Worker(URL))
@@ -174,6 +175,42 @@ async def test_a_slow_check_after_a_broken_connection_is_no_death(clock: Clock) 
     world.registry.check = slow  # type: ignore[method-assign]
     world.report("unreachable")
     assert await world.after(0.2) is State.READY
+
+
+def _hang(world: World) -> None:
+    """The server takes connections and says nothing."""
+    world.servers.answers[URL, "/health"] = TimeoutError()
+    check = world.registry.check
+
+    async def slow(worker: Worker) -> None:
+        world.clock.now_s += 5
+        await check(worker)
+
+    world.registry.check = slow  # type: ignore[method-assign]
+
+
+async def test_a_worker_that_hangs_amid_requests_is_out_within_a_minute(clock: Clock) -> None:
+    world = await World(clock).start()
+    world.worker.num_inflight = 1
+    _hang(world)
+    began_s, checked = clock.now_s, _num_checks(world)
+    assert await world.after(9.8) is State.READY and _num_checks(world) == checked
+    while world.worker.state is State.READY:
+        await world.after(0.1)
+    assert clock.now_s - began_s == pytest.approx(10 + 5 + 5 + 5 + 5 + 5, abs=1)
+
+
+async def test_a_worker_that_sends_something_or_has_no_request_is_not_asked(clock: Clock) -> None:
+    world = await World(clock, health_check_interval_secs=600).start()
+    checked, world.worker.num_inflight = _num_checks(world), 1
+    for _ in range(5):
+        await world.after(5)
+        world.num_received += 1
+    world.worker.num_inflight = 0
+    await world.after(3)
+    assert _num_checks(world) == checked
+    world.worker.num_inflight = 1  # a long prompt: silent, but well
+    assert await world.after(21) is State.READY and _num_checks(world) == checked + 2
 
 
 async def test_an_unhealthy_worker_may_be_removed(clock: Clock) -> None:

@@ -68,8 +68,9 @@ def test_an_address_that_is_taken() -> None:
     port = taken.getsockname()[1]
     with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; --port 0"):
         bind("127.0.0.1", port)
-    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1.*; --host 127\.0\.0\.1 works"):
-        bind("192.0.2.1", port)
+    for host in ("192.0.2.1", "a" * 70, "a..b"):
+        with pytest.raises(ConfigError, match=f"--host {host}.*; --host 127\\.0\\.0\\.1 works"):
+            bind(host, port)
     command = [sys.executable, "-m", "radixlm", "router", "--host", "127.0.0.1"]
     done = subprocess.run([*command, "--port", str(port)], capture_output=True, timeout=20)
     taken.close()

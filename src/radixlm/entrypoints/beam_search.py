@@ -136,6 +136,7 @@ class _Search:
             logprobs=LogprobParams(-1, min(2 * self._width, self._intake.facts.vocab)),
             stream=False,
             shows_prompt_ids=True,
+            hint=None if self._prompt else self._request.hint,  # the prompt's pages come once
         )
 
     def _room(self) -> int:
@@ -229,7 +230,6 @@ def _check(request: GenerateRequest, tokenizer: Tokenizer | None) -> None:
         "return_routed_experts": request.return_routed_experts,
         "custom_logit_processor": request.processor,
         "streaming_window": request.streaming_window,
-        "bootstrap_room": request.hint,
         "max_thinking_tokens": request.max_thinking_tokens,
         "resume": request.emitted,
         "frequency_penalty": sampling.frequency_penalty,

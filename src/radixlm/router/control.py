@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def attach(gateway: Gateway) -> None:
     """Make registry, health and auth, their routes, and join the workers of the options."""
     options, registry = gateway.options, Registry(gateway.options, gateway.upstream.fetch)
-    gateway.registry, gateway.health = registry, Health(registry, gateway.metrics)
+    gateway.registry = registry
+    gateway.health = Health(registry, gateway.metrics, gateway.upstream.num_received)
     if gateway.metrics is not None:
         registry.on_move = gateway.metrics.worker_state
     gateway.auth = Auth(options, gateway.upstream.fetch)

@@ -66,6 +66,7 @@ class Origin:
         self.idle: list[Connection] = []
         self.max_idle = max_idle
         self.is_forgotten = False
+        self.num_received = 0  # pieces of answers
 
     def message(self, method: str, target: str, headers: Headers, body: bytes) -> bytes:
         """Head and body of a request."""
@@ -305,6 +306,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:  # an answer to no question
             self.transport.abort()
             return
+        self.origin.num_received += 1
         if not self._has_head:
             self.is_begun = True
             self._num_head_bytes += len(data)

@@ -13,6 +13,7 @@ import math
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 from radixlm.base.errors import TransferError
@@ -28,6 +29,8 @@ cut: ended amid the answer. client: another 4xx. busy and client are neither suc
 
 _BURST, _BURST_S = 3, 1.0  # so many broken connections in so many seconds: out at once
 _FIRST_PROBE_S = 1.0
+_SILENT_S = 10.0  # a worker with requests that sends nothing for so long is checked at once
+_RECHECK_S = 5.0  # after a check without an answer
 _LEARN_S = 30.0  # between two looks at a ready server's facts
 TICK_S = 0.1
 
@@ -38,11 +41,13 @@ class Pulse:
     __slots__ = (
         "breaks",
         "due_s",
+        "heard_s",
         "is_checking",
         "last_failure_s",
         "num_bad",
         "num_failures",
         "num_good",
+        "num_received",
         "num_trials",
         "out_s",
         "reopens_s",
@@ -58,12 +63,20 @@ class Pulse:
         self.due_s = due_s  # of the next check
         self.out_s = 0.0  # since when it is suspect or unhealthy
         self.is_checking = False
+        self.num_received, self.heard_s = -1, 0.0  # pieces of answers, and when the last came
 
 
 class Health:
     """Breakers and health checks of all workers."""
 
-    def __init__(self, registry: Registry, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        metrics: RouterMetrics,
+        num_received: Callable[[str], int] = lambda url: 0,
+    ) -> None:
+        """``num_received``: pieces of answers that have come from a worker's url."""
+        self._num_received = num_received
         self.registry, self.options = registry, registry.options
         self.metrics = metrics
         self._pulses: dict[str, Pulse] = {}
@@ -101,8 +114,23 @@ class Health:
                 pulse.num_failures, pulse.num_trials = 0, self.options.cb_success_threshold
                 self.registry.move(worker, State.READY, "breaker half open")
                 self.metrics.breaker_transition(worker, "open", "half_open")
+            if self._is_silent(worker, pulse, now_s):
+                pulse.due_s = now_s
             if now_s >= pulse.due_s and not pulse.is_checking:
                 self._look(worker, pulse, now_s)
+
+    def _is_silent(self, worker: Worker, pulse: Pulse, now_s: float) -> bool:
+        """Whether a ready worker has requests and sends nothing; told each
+        ``_SILENT_S``."""
+        if worker.state is not State.READY or worker.disable_health_check:
+            return False
+        num_received = self._num_received(worker.url)
+        if not worker.num_inflight or num_received != pulse.num_received:
+            pulse.num_received, pulse.heard_s = num_received, now_s
+        is_silent = now_s - pulse.heard_s >= _SILENT_S
+        if is_silent:
+            pulse.heard_s = now_s
+        return is_silent
 
     def _look(self, worker: Worker, pulse: Pulse, now_s: float) -> None:
         """Check a worker. Where checks are off only one that is out: how else would it return."""
@@ -196,7 +224,8 @@ class Health:
         now_s = time.monotonic()
         pulse.num_good, pulse.num_bad = 0, pulse.num_bad + 1
         if worker.state is State.READY:
-            pulse.due_s = now_s + self.options.health_check_interval_secs
+            wait_s = float(self.options.health_check_interval_secs)
+            pulse.due_s = now_s + (wait_s if is_quick else min(wait_s, _RECHECK_S))
             if is_quick and pulse.breaks and now_s - pulse.breaks[-1] < 2 * _BURST_S:
                 self._suspend(worker, pulse, why)
                 return

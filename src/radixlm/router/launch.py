@@ -105,13 +105,13 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         if is_shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be written so
         if sock is not None:
             sock.close()
-        works = "--port 0 takes a free one"
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        works, number = "--port 0 takes a free one", getattr(error, "errno", None)
+        if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
             works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or "no name of a host"
         raise ConfigError(f"--host {host} --port {port}: {why}; {works}") from error
     sock.setblocking(False)
     return sock

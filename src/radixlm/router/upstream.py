@@ -149,6 +149,11 @@ class Upstream:
             for connection in origin.idle[:]:
                 connection.transport.close()
 
+    def num_received(self, url: str) -> int:
+        """Pieces of answers that have come from a worker: while it grows, the worker lives."""
+        origin = self._origins.get(url)
+        return origin.num_received if origin is not None else 0
+
     def close(self) -> None:
         """Close all idle connections."""
         for url in list(self._origins):

@@ -13,9 +13,12 @@ import pytest
 from tests.chaos.test_stalls import connect, serving
 from tests.fakes.http_server import ScriptedServer
 
+from radixlm.base.errors import ConfigError
+from radixlm.config.server_config import ServerConfig
 from radixlm.entrypoints.http import descriptors, listener, uvicorn_protocol
 from radixlm.entrypoints.http.descriptors import descriptor_limits
 from radixlm.entrypoints.http.listener import NO_DESCRIPTOR, Listener
+from radixlm.entrypoints.http.server import listen
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,15 @@ def test_the_limit_is_raised_and_a_part_reserved(
     monkeypatch.setattr(descriptors.resource, "setrlimit", lambda kind, to: calls.append(to))
     assert descriptor_limits() == (highest, num_reserved)
     assert calls == ([(raised, limits[1])] if raised else [])
+
+
+def test_a_limit_that_leaves_none_for_connections_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: (64, 64))
+    listen(ServerConfig().with_values({"port": 0})).close()
+    descriptor_limits.cache_clear()
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: (40, 40))
+    with pytest.raises(ConfigError, match=r"ulimit -n 40 .*; ulimit -n 1024 works"):
+        listen(ServerConfig().with_values({"port": 0}))
 
 
 async def test_a_connection_with_a_reserved_descriptor_is_refused(

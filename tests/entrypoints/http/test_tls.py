@@ -114,13 +114,20 @@ async def test_a_unix_socket(toy_folder: Path, tmp_path: Path) -> None:
         transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "s"))
         assert await ask("http://localhost", transport=transport) == 200
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="--uds"):
-        listen(ServerConfig().with_values({"uds": str(tmp_path / "file")}))
+    for path, says in (
+        (tmp_path / "file", "it is there and no socket"),
+        (tmp_path, "it is there and no socket"),
+        (tmp_path / "none" / "s", "No such file or directory; .*107 bytes"),
+        (tmp_path / ("x" * 120), "too long; .*107 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=f"--uds .*: .*{says}"):
+            listen(ServerConfig().with_values({"uds": str(path)}))
 
 
-def test_an_address_of_another_machine_names_one_that_works() -> None:
-    config = ServerConfig().with_values({"host": "203.0.113.7", "port": 0})
-    with pytest.raises(ConfigError, match=r"--host 203.*; --host 127\.0\.0\.1 works"):
+@pytest.mark.parametrize("host", ["203.0.113.7", "a" * 70, "a..b"])
+def test_an_address_of_another_machine_names_one_that_works(host: str) -> None:
+    config = ServerConfig().with_values({"host": host, "port": 0})
+    with pytest.raises(ConfigError, match=f"--host {host}.*; --host 127\\.0\\.0\\.1 works"):
         listen(config)
 
 

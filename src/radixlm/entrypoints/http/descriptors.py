@@ -9,9 +9,12 @@ import contextlib
 import functools
 import resource
 
+from radixlm.base.errors import ConfigError
+
 WANTED = 65536
 BACKLOG = 2048  # connections that may wait to be accepted
 MIN_RESERVED, MAX_RESERVED = 16, 4096
+LEAST = 64  # an idle server has some 30 itself
 
 
 @functools.cache
@@ -28,3 +31,13 @@ def descriptor_limits() -> tuple[int, int]:
             soft = raised
     num_reserved = max(MIN_RESERVED, min(MAX_RESERVED, soft // 4))
     return soft - num_reserved - 1, num_reserved
+
+
+def check_descriptors() -> None:
+    """ConfigError if so few are allowed that no connection would get one."""
+    num_allowed = sum(descriptor_limits()) + 1
+    if num_allowed < LEAST:
+        raise ConfigError(
+            f"ulimit -n {num_allowed} leaves no file descriptor for connections; ulimit -n 1024 "
+            f"works, {LEAST} is the least"
+        )

@@ -32,7 +32,7 @@ from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.packed_key import find_packed
 from radixlm.engine.prefault import read_ahead
 from radixlm.engine.run_folder import remove_stale
-from radixlm.entrypoints.http.descriptors import BACKLOG
+from radixlm.entrypoints.http.descriptors import BACKLOG, check_descriptors
 from radixlm.entrypoints.http.root_path import prefix_of
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.observe.ring import StepRing
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_S = 60.0
+MAX_PATH_BYTES = 107  # of a Unix socket (unix(7))
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """The listening socket; ConfigError if the address cannot be had."""
+    """The listening socket; ConfigError if the address, or descriptors, cannot be had."""
+    check_descriptors()
     if config.serve.uds is not None:
         return _listen_unix(Path(config.serve.uds))
     return _listen_at(config.serve.host, config.serve.port, "--port", "--port 0 takes a free one")
@@ -62,12 +64,13 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be written so
         if sock is not None:
             sock.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        number = getattr(error, "errno", None)
+        if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
             works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or "no name of a host"
         raise ConfigError(f"--host {host} {flag} {port}: {why}; {works}") from error
     sock.setblocking(False)
     return sock
@@ -76,6 +79,8 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
 def _listen_unix(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if path.exists() and not path.is_socket():
+            raise ConfigError(f"--uds {path}: it is there and no socket; name a new file")
         if path.is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
                 if other.connect_ex(str(path)) == 0:
@@ -87,7 +92,8 @@ def _listen_unix(path: Path) -> socket.socket:
         sock.close()
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"--uds {path}: {error.strerror or error}") from error
+        works = f"/tmp/radixlm.sock works, and any path of at most {MAX_PATH_BYTES} bytes"
+        raise ConfigError(f"--uds {path}: {error.strerror or error}; {works}") from error
     sock.setblocking(False)
     return sock
 
