@@ -58,3 +58,19 @@ def check(architecture: str) -> None:
     near = architecture.startswith(GATHERED)
     assert alone == (pytest.approx(got[0], abs=1e-6) if near else got[0])
     assert len({tuple(vector) for vector in got}) == len(got)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pos_att_type": ["c2p"], "position_biased_input": True},
+        {"pos_att_type": "p2c"},
+        {"relative_attention": False, "pos_att_type": None},
+    ],
+)
+def test_parts_of_debertas_attention(changes: dict[str, object]) -> None:
+    folder, texts = made("DebertaV2Model", **changes), prompts("parts")
+    with engine(folder) as served:
+        got = [one["embedding"] for one in served.encode(input_ids=texts)]
+    for text, vector in zip(texts, got, strict=True):
+        assert vector == pytest.approx(expected(folder, text), abs=1e-4)

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, made, oracle
-from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, SHAPE, made, oracle
+from tests.fakes.tiny_checkpoint import TINY, cached_tiny
 from tests.models.test_pooling import engine, prompts
-from tests.models.test_pooling_heads import MARK, VALUE, apply, hidden, rebuilt, steps
+from tests.models.test_pooling_heads import (
+    BESIDE_A_TOWER,
+    MARK,
+    VALUE,
+    apply,
+    hidden,
+    rebuilt,
+    steps,
+)
 
 import radixlm
 from radixlm.base.errors import InvalidRequest
@@ -76,6 +84,7 @@ SLOW_TOKEN_CLASSES = ("Albert", "DebertaV2", "Electra", "EuroBert", "NomicBert",
 SLOW_TOKEN_CLASSES += (
     "XLMRobertaXL",
     "Esm",
+    "Esmc",
     "MPNet",
     "GPT2",
     "Falcon",
@@ -106,3 +115,16 @@ def test_classes_of_tokens_equal_hugging_face(stem: str) -> None:
         assert np.asarray(found).shape == (len(ids), 5)
         assert np.allclose(found, wanted.numpy(), atol=1e-4)
     assert np.allclose(shares, F.softmax(torch.tensor(got[0]), -1).numpy(), atol=1e-5)
+
+
+def test_classes_of_tokens_of_a_composite_text_model() -> None:
+    text = {**SHAPE, **HEADS["Qwen3_5TextForSequenceClassification"]}
+    beside = BESIDE_A_TOWER["Qwen3_5ForSequenceClassification"]
+    nested = {**beside, "text_config": text, "num_labels": 3}
+    folder = cached_tiny("Qwen3_5ForTokenClassification", **dict.fromkeys(TINY), **nested)
+    ids = prompts("nested")[0]
+    with engine(folder) as served:
+        (got,) = rows(served, [ids], use_activation=False)
+    with torch.inference_mode():
+        wanted = oracle(folder)(input_ids=torch.tensor([ids])).logits[0]
+    assert np.allclose(got, wanted.numpy(), atol=1e-4)

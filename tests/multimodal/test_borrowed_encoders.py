@@ -130,7 +130,7 @@ def chat(folder: Path, architecture: str, *names: str, **own: Any) -> tuple[Any,
     """A checkpoint of InternVL's layout under another name; its class, and rows of images."""
     tiny = internvl_chat()
     model = save(tiny, folder)
-    if architecture == "NVLM_D_Model":
+    if architecture == "NVLM_D":
         reshaped(model, 96, bias=False)
         model.save_pretrained(folder)
     as_internvl_chat(folder)
@@ -142,7 +142,7 @@ def chat(folder: Path, architecture: str, *names: str, **own: Any) -> tuple[Any,
 @pytest.mark.filterwarnings("ignore")
 def test_nvlm(tmp_path: Path) -> None:
     names = [*(f"<tile_{i}>" for i in range(1, 5)), "<tile_global_thumbnail>"]
-    model, rows = chat(tmp_path, "NVLM_D_Model", "<|vision_pad|>", "<image>", *names)
+    model, rows = chat(tmp_path, "NVLM_D", "<|vision_pad|>", "<image>", *names)
     check(tmp_path, model, "<|vision_pad|>", "<image>", rows)
     reader = load_processor(tmp_path)
     made = reader(text=["<image>b"], images=[make_image(56, 28)])

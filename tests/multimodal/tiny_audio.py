@@ -321,6 +321,33 @@ def gemma3n() -> Tiny:
     return Tiny(config, whole, "<audio>")
 
 
+def vibevoice_asr() -> Tiny:
+    tok = tokenizer("<|box_start|>", "<|object_ref_start|>", "<|object_ref_end|>")
+    encoder = {
+        "model_type": "vibevoice_acoustic_tokenizer_encoder", "num_filters": 4,
+        "downsampling_ratios": [8, 8, 5, 10], "depths": [1] * 5, "layer_scale_init_value": 0.5,
+    }  # fmt: skip
+    config = tf.VibeVoiceAsrConfig(
+        acoustic_tokenizer_encoder_config={**encoder, "hidden_size": 16},
+        semantic_tokenizer_encoder_config={**encoder, "hidden_size": 24},
+        text_config=text("qwen2"), audio_token_id=257, audio_bos_token_id=258,
+        audio_eos_token_id=259, acoustic_tokenizer_chunk_size=16_000,
+    )  # fmt: skip
+    whole = tf.VibeVoiceAsrProcessor(tf.VibeVoiceAcousticTokenizerFeatureExtractor(), tok)
+    return Tiny(config, whole, "<|object_ref_start|><|box_start|><|object_ref_end|>")
+
+
+def moss_transcribe() -> Tiny:
+    tok = tokenizer("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    config = tf.MossTranscribeDiarizeConfig(
+        audio_config={**ENCODER, "intermediate_size": 48, "max_source_positions": 100},
+        text_config=text("qwen3", head_dim=16), audio_token_id=257, audio_chunk_size=32_000,
+    )  # fmt: skip
+    reader = tf.MossTranscribeDiarizeFeatureExtractor(feature_size=16, chunk_length=2)
+    whole = tf.MossTranscribeDiarizeProcessor(reader, tok, time_marker_every_seconds=1)
+    return Tiny(config, whole, "<|audio_start|><|audio_pad|><|audio_end|>")
+
+
 AUDIO: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
@@ -339,6 +366,8 @@ AUDIO: dict[str, Callable[[], Tiny]] = {
         granite_speech_plus,
         nemotron_omni,
         gemma4_sounds,
+        vibevoice_asr,
+        moss_transcribe,
     )
 }
 NEEDS = {"gemma3n": "timm", "apertus1p5_sounds": "transformers.models.apertus1p5"}
@@ -421,14 +450,21 @@ def _nemotron_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, tor
     return _embedded(whole.model, ids["input_ids"], given)
 
 
-def _apertus_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+def _finer(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
+    """For a processor of clips with 24,000 samples a second."""
     clips = [resample(audio, 16_000, 24_000) for audio in audios]
     made: dict[str, torch.Tensor] = tiny.processor(text=[text], audio=clips, return_tensors="pt")
     return made
 
 
+def _vibevoice_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, Any]:
+    """Without the noise that the class adds to what it hears."""
+    return {**_finer(tiny, text, audios), "sample": False}
+
+
 _INPUTS = {
-    "apertus1p5": _apertus_inputs,
+    "apertus1p5": _finer,
+    "vibevoice_asr": _vibevoice_inputs,
     "nemotron_h_omni": _nemotron_inputs,
     "voxtral": _voxtral_inputs,
     "audioflamingo3": _apart,

@@ -187,7 +187,7 @@ _BESIDE = re.compile(
     r"^(model\.|thinker\.)?(vision|sound_|visual|vit[_.]|image_|audio[_.]|multi_?modal|connector\.|aligner\.|mm_projector"
     r"|gen_|perceiver|vqmodel\.|generation_|mtp[_.]|high_res_|mlp_AR\.|embed_(vision|audio)\."
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
-    r"|early_exit_gate\.|vit_large|patch_merge(r|_mlp)\.|pre_mm_projector_norm\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
+    r"|early_exit_gate\.|vit_large|patch_merge(r|_mlp)\.|pre_mm_projector_norm\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.|(acoustic|semantic)_tokenizer_)"
 )
 # Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")

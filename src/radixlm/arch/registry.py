@@ -225,6 +225,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2MoeForCausalLM": "qwen:qwen2_moe",
     "Qwen3_5ForCausalLM": "linear:qwen3_5",
     "Qwen3_5ForSequenceClassification": "heads:classifier",
+    "Qwen3_5ForTokenClassification": "heads:token_classifier",
     "Qwen3_5MoeForCausalLM": "linear:qwen3_5_moe",
     "Qwen3ForCausalLM": "qwen:qwen3",
     "Qwen3ForRewardModel": "heads:qwen3_reward",

@@ -876,6 +876,8 @@ class Disentangled(Record):
     buckets: int  # distances from buckets / 2 on share vectors; 0 = each has its own
     farthest: int  # distances are clamped to this number
     norm: Norm | None = None  # of the distances' vectors
+    has_keys: bool = True  # of distances, for the tokens' queries
+    has_queries: bool = True  # of distances, for the tokens' keys
 
     @property
     def span(self) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-Tables = tuple[Tensor, Tensor]  # relative position queries and keys, [2 * span, H, C] each
+# relative position queries and keys, [2 * span, H, C] each
+Tables = tuple[Tensor | None, Tensor | None]
 MAX_SCORES = (
     1 << 24
 )  # numbers of the score matrix at once; longer texts are computed in blocks of queries
@@ -72,10 +73,14 @@ class RaggedAttention:
         position_N = torch.arange(k.shape[1], device=k.device)
         ahead_QN = position_N - position_N[first : first + q.shape[1], None]
         rows_QN = self._rows_W[ahead_QN + (self._rows_W.shape[0] - 1) // 2]
-        of_queries = (q @ key_RHC.permute(1, 2, 0)).gather(2, rows_QN.expand(len(q), -1, -1))
-        of_keys = (k @ query_RHC.permute(1, 2, 0)).gather(2, rows_QN.T.expand(len(q), -1, -1))
-        added = (of_queries + of_keys.transpose(1, 2)) * site.scale
-        return added if mask is None else added + mask
+        added = torch.zeros((), device=k.device)
+        if key_RHC is not None:
+            scores = q @ key_RHC.permute(1, 2, 0)
+            added = added + scores.gather(2, rows_QN.expand(len(q), -1, -1))
+        if query_RHC is not None:
+            scores = k @ query_RHC.permute(1, 2, 0)
+            added = added + scores.gather(2, rows_QN.T.expand(len(q), -1, -1)).transpose(1, 2)
+        return added * site.scale if mask is None else added * site.scale + mask
 
     def _mask(self, length: int, first: int, last: int, site: AttentionSite) -> Tensor | None:
         """Bias and window mask of queries [first, last) of a text: float [H or 1, Q, N]."""

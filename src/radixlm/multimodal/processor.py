@@ -45,6 +45,7 @@ _TEXT_OUTPUTS = frozenset(
 _TYPE_OF_FRAMES = 2  # in mm_token_type_ids
 # what a processor raises for input that it cannot read
 _PROCESSOR_ERRORS = (ValueError, IndexError, TypeError, KeyError, StopIteration, RuntimeError)
+_TENSORS = "ScalarType|return_tensors='pt'"  # in errors of those that make no arrays
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 _TOKENS = {
     "image": ("image_placeholder_token", "image_token", "boi_token"),
@@ -328,10 +329,9 @@ class MediaProcessor:
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
             arguments.setdefault(_ARGUMENTS[piece.kind], []).append(value)
-        videos = [piece.value for piece in pieces if piece.kind == "video"]
-        if videos:
-            arguments["video_metadata"] = [video.metadata for video in videos]
-            arguments |= {"do_sample_frames": False, "return_metadata": True}
+        if metadata := [piece.value.metadata for piece in pieces if piece.kind == "video"]:
+            arguments |= {"video_metadata": metadata, "return_metadata": True}
+            arguments["do_sample_frames"] = False
         if "image" in self.kinds:
             arguments.setdefault("images", None)
         arguments |= {"text": [text], "add_special_tokens": add_special_tokens} | self._options
@@ -339,7 +339,7 @@ class MediaProcessor:
             try:
                 outputs = self._processor(return_tensors="np", **arguments)
             except (ValueError, AttributeError, TypeError) as error:
-                if isinstance(error, ValueError) and "ScalarType" not in str(error):
+                if isinstance(error, ValueError) and not re.search(_TENSORS, str(error)):
                     raise  # numpy has no bfloat16, and some processors need tensors
                 outputs = self._processor(return_tensors="pt", **arguments)
         except ImportError as error:

@@ -151,31 +151,36 @@ def mpnet(c: Config) -> Decoder:
 
 
 def deberta(c: Config) -> Decoder:
-    """Scores depend on relative positions; there is no position table."""
-    c.refuse("relative_attention", True)
-    c.refuse("share_att_key", True)
-    c.refuse("position_biased_input", False)
+    """Scores depend on relative positions, where the config says so. They are divided by the root
+    of so many times the head's width as ``pos_att_type`` has parts, and one."""
     c.refuse("conv_kernel_size", 0)
     c.refuse("embedding_size", c.hidden_size)
     kinds = c.get("pos_att_type") or ()
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
-    if {str(kind).strip() for kind in kinds} != {"c2p", "p2c"}:
-        raise c.error("pos_att_type", f"= {kinds!r} is not supported (must be c2p and p2c)")
+    kinds = {str(kind).strip() for kind in kinds} & {"c2p", "p2c"}
+    relative = _distances(c, kinds) if c.get("relative_attention") and kinds else None
     layer = "deberta.encoder.layer.{i}.attention.self."
     names: Names = {
         **bert_names("deberta"),
         "mixer.qkv": tuple(f"{layer}{part}_proj" for part in ("query", "key", "value")),
         "relative": "deberta.encoder.rel_embeddings",
         "relative_norm": "deberta.encoder.LayerNorm",
+        "beside": r"(deberta\.)?encoder\.(rel_embeddings|LayerNorm)\.",  # where none are read
     }
+    scale = ((1 + len(kinds)) * head_dim(c)) ** -0.5
+    mixer = attention(c, rope=None, qkv_bias=True, o_bias=True, scale=scale)
+    offset = 0 if c.get("position_biased_input", True) else None
+    types = c.type_vocab_size
+    return encoder(c, names, mixer=mixer, offset=offset, token_types=types, disentangled=relative)
+
+
+def _distances(c: Config, kinds: set[str]) -> Disentangled:
+    c.refuse("share_att_key", True)
     farthest = c.get("max_relative_positions", -1)
     farthest = farthest if farthest > 0 else c.max_position_embeddings
     norm = layer_norm(c) if "layer_norm" in str(c.get("norm_rel_ebd", "none")) else None
-    relative = Disentangled(max(0, c.get("position_buckets", -1)), farthest, norm)
-    scale = (3 * head_dim(c)) ** -0.5
-    mixer = attention(c, rope=None, qkv_bias=True, o_bias=True, scale=scale)
-    types = c.type_vocab_size
-    return encoder(c, names, mixer=mixer, offset=None, token_types=types, disentangled=relative)
+    sides = {"has_keys": "c2p" in kinds, "has_queries": "p2c" in kinds}
+    return Disentangled(max(0, c.get("position_buckets", -1)), farthest, norm, **sides)
 
 
 def ernie(c: Config) -> Decoder:

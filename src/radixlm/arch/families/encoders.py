@@ -15,6 +15,7 @@ from radixlm.arch.families import bert
 from radixlm.arch.families import rotary_encoders as rotary
 from radixlm.arch.families.builders import activation
 from radixlm.arch.families.pools import scores, vectors
+from radixlm.arch.names import AnyOf
 from radixlm.arch.registry import Family
 from radixlm.arch.spec import Decoder, Dense, Norm
 from radixlm.base.record import Record
@@ -125,7 +126,8 @@ def token_classifier(c: Config) -> Decoder:
     """<stem>ForTokenClassification: scores of each token."""
     row = _row(c)
     before = _modernbert_layers(c) if row.head is _modernbert_head else ()
-    return scores(c, row.body(c), "classifier", before, pooling="steps", bias=True)
+    head = AnyOf("classifier", "score")
+    return scores(c, row.body(c), head, before, pooling="steps", bias=True)
 
 
 def _row(c: Config) -> Row:

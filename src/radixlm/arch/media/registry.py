@@ -25,6 +25,8 @@ _MOONDREAM = MultimodalSpec(
     layout="moondream:LAYOUT",
 )
 _OVIS = MultimodalSpec(video="none", custom="ovis", layout="ovis:LAYOUT")
+_NVLM = MultimodalSpec(video="none", custom="nvlm", layout="internvl:NVLM")
+_NEMOTRON_OMNI = MultimodalSpec(hf_model_type="nemotron_h_omni", audio_processor="parakeet")
 _OWN_HEAD = "media.composite:own_head"
 _BLIP = MultimodalSpec(text=_OWN_HEAD, single_image=True, image_first=True)
 _GRANITE_SPEECH = MultimodalSpec(
@@ -218,6 +220,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         layout="molmo:LAYOUT",
     ),
     "Moondream3ForCausalLM": _MOONDREAM,
+    "MossTranscribeDiarizeForConditionalGeneration": MultimodalSpec(
+        instruction="Transcribe the speech."
+    ),
     "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
     "MuseGlimmerForConditionalGeneration": MultimodalSpec(
         text="media.composite:untied_head", text_architecture="MuseGlimmerForCausalLM"
@@ -231,19 +236,17 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         audio_processor="enclosed",
         instruction="Transcribe the input speech.",
     ),
-    "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
-        hf_model_type="nemotron_h_omni", audio_processor="parakeet"
-    ),
+    "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_OMNI,
     "NemotronH_Nano_VL_V2": MultimodalSpec(
         video="none", custom="nemotron", layout="nemotron:LAYOUT"
     ),
-    "NemotronH_Omni_Reasoning_V3": MultimodalSpec(
-        hf_model_type="nemotron_h_omni", audio_processor="parakeet"
-    ),
+    "NemotronH_Omni_Reasoning_V3": _NEMOTRON_OMNI,
+    "NemotronH_Super_Omni_Reasoning_V3": _NEMOTRON_OMNI,
     "NVILALiteForConditionalGeneration": MultimodalSpec(
         video="none", custom="vila", layout="vila:LAYOUT"
     ),
-    "NVLM_D_Model": MultimodalSpec(video="none", custom="nvlm", layout="internvl:NVLM"),
+    "NVLM_D": _NVLM,
+    "NVLM_D_Model": _NVLM,
     "OpenCUAForConditionalGeneration": MultimodalSpec(video="none", layout="qwen:OPENCUA"),
     "Ovis": MultimodalSpec(video="none", custom="ovis_tiles", layout="ovis:TILES"),
     "Ovis2_5": _OVIS,
@@ -314,6 +317,9 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Tarsier2ForConditionalGeneration": replace(_QWEN2, video="none", layout="qwen:TARSIER2"),
     "TarsierForConditionalGeneration": MultimodalSpec(
         video="none", custom="tarsier", hf_model_type="llava"
+    ),
+    "VibeVoiceAsrForConditionalGeneration": MultimodalSpec(
+        instruction="Please transcribe the audio."
     ),
     "VideoLlama3ForConditionalGeneration": PLAIN,
     "VideoLlavaForConditionalGeneration": PLAIN,

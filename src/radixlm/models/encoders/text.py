@@ -119,6 +119,8 @@ class EncoderModel(Module):
 
     def _relative_tables(self) -> Iterator[tuple[int, Tables]]:
         """Each layer's queries and keys of the distances, by the identity of its site."""
+        spec = self.spec.disentangled
+        assert spec is not None
         x_RD = self.relative.run(torch.arange(self.relative.rows, device=self.context.device))
         if hasattr(self, "relative_norm"):
             x_RD = self.relative_norm.run(x_RD)
@@ -127,7 +129,8 @@ class EncoderModel(Module):
             assert isinstance(layer, AttentionLayer)
             q, k, _ = layer.qkv.run(x_RD).split_with_sizes(layer.rows, -1)
             heads = (-1, layer.spec.heads, layer.spec.head_dim)
-            yield id(layer.site), (q.reshape(heads), k.reshape(heads))
+            queries = q.reshape(heads) if spec.has_queries else None
+            yield id(layer.site), (queries, k.reshape(heads) if spec.has_keys else None)
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:

@@ -104,6 +104,8 @@ class TransformersEncoder:
         """The processor's outputs that ``method`` takes."""
         parameters = inspect.signature(method).parameters
         arguments = dict[str, Any]()
+        if "sample" in parameters:  # VibeVoice: else noise is added to what it hears
+            arguments["sample"] = False
         for name, array in media.inputs.items():
             name = name if name in parameters else name.removesuffix("_videos")
             name = _OLD_NAMES.get(name, name)
