@@ -62,6 +62,21 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("MiniMaxM2ForCausalLM", "minimax-m2", {}, {}),
     ("Qwen3ForCausalLM", "qwen3vl", {}, {}),
+    ("LlamaForCausalLM", "exaone", {}, {}),
+    ("Jais2ForCausalLM", "jais2", {}, {}),
+    ("GlmForCausalLM", "chatglm", {**_HALF, "head_dim": 16}, {"rope.dimension_count": 8}),
+    ("HYV3ForCausalLM", "hy_v3", {}, {**_MOE, "expert_shared_feed_forward_length": 32,
+     "expert_weights_scale": 2.826}),
+    ("ExaoneMoeForCausalLM", "exaone-moe", {}, {
+        **_MOE, "expert_shared_count": 2, "expert_weights_scale": 2.5, "expert_group_count": 2,
+        "expert_group_used_count": 1,
+        "attention.sliding_window_pattern": [True, True, True, False],
+    }),
+    ("AfmoeForCausalLM", "afmoe", {}, {**_MOE, "expert_shared_count": 2}),
+    ("Cohere2MoeForCausalLM", "cohere2moe", {}, {
+        **_MOE, "expert_gating_func": 1, "logit_scale": 0.9,
+        "attention.sliding_window_pattern": [False, True, True, True],
+    }),
     ("HunYuanDenseV1ForCausalLM", "hunyuan-dense", _PLAIN, {}),
     ("HunYuanMoEV1ForCausalLM", "hunyuan-moe", _PLAIN, {"expert_used_count": 2}),
 ]  # fmt: skip
@@ -76,7 +91,7 @@ def _name_of(arch: str, num_layers: int, name: str) -> str:
         stem, ending = f"{stem}.e_score_correction", "bias"
     elif ending in ("expert_bias", "dt_bias"):
         stem, ending = name.replace("dt_bias", "dt_proj"), "bias"
-    elif ending == "A_log":
+    elif ending in ("A_log", "D"):
         return f"{names.get_name(name)}"
     elif name.endswith("router.scale"):
         return f"{names.get_name(f'{stem}.proj')}.scale"
@@ -100,11 +115,14 @@ def convert(
     """The checkpoint in float32; ``alter``: what the converter does to a tensor; ``tables``:
     further ones."""
     config = json.loads((folder / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    num_layers = gguf_file.num_layers(config)
     tensors: dict[str, Any] = {**tables}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        new, value = _name_of(arch, config["num_hidden_layers"], name), alter(name, value)
+        if tables and name.endswith("kv_b_proj.weight"):
+            continue  # its parts are among the tables
+        new, value = _name_of(arch, num_layers, name), alter(name, value)
         if expert := _EXPERT.search(name):
             experts.setdefault(new, {})[int(expert[1])] = value
             continue
