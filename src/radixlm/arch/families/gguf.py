@@ -36,6 +36,13 @@ _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16"}
 
 def config_of(h: GgufHeader) -> dict[str, Any]:
     """The config.json that the header stands for; CheckpointError for missing or invalid values."""
+    try:
+        return _config_of(h)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{h.path}: its metadata do not fit its tensors: {error}") from error
+
+
+def _config_of(h: GgufHeader) -> dict[str, Any]:
     kind, embed = kind_of(h), h.tensors.get("token_embd.weight")
     if embed is None or len(embed.shape) != 2:
         raise CheckpointError(f"{h.path}: token_embd.weight is missing or no table")

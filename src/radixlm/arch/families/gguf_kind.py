@@ -60,7 +60,8 @@ def rows_of(h: GgufHeader, part: str) -> int | None:
 
 def num_layers(h: GgufHeader) -> int:
     """Without those that predict further tokens, which the header counts too."""
-    return h.count("block_count") - (h.own("nextn_predict_layers") or 0)
+    further = h.own("nextn_predict_layers") and h.count("nextn_predict_layers")
+    return h.count("block_count") - (further or 0)
 
 
 def layers_with(h: GgufHeader, part: str) -> list[bool]:

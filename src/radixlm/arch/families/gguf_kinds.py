@@ -247,6 +247,10 @@ def kind_of(h: GgufHeader) -> Kind:
     if kind is None:
         raise CheckpointError(
             f"{h.path}: the GGUF architecture {h.architecture!r:.60} is not read; known: "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(sorted(KINDS))}"
+        )
+    if (count := h.count("block_count")) > len(h.tensors):
+        raise CheckpointError(
+            f"{h.path}: {h.architecture}.block_count = {count}, with {len(h.tensors)} tensors"
         )
     return kind if isinstance(kind, Kind) else kind(h)
