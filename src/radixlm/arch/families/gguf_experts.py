@@ -8,6 +8,7 @@ from radixlm.arch.families.gguf_kind import (
     ATTENTION,
     PRE,
     Kind,
+    Kinds,
     corrected_experts,
     experts,
     has,
@@ -235,7 +236,7 @@ def _llama4(h: GgufHeader) -> dict[str, Any]:
 
 
 MIXTRAL = Kind("MixtralForCausalLM", "mixtral", _MIXTRAL, is_permuted=True, more=experts)
-KINDS = {
+KINDS: Kinds = {
     "qwen2moe": Kind("Qwen2MoeForCausalLM", "qwen2_moe", QWEN_MOE, more=_qwen_moe),
     "qwen3moe": Kind("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_MOE, more=_qwen_moe),
     "gpt-oss": Kind("GptOssForCausalLM", "gpt_oss", _GPT_OSS, more=_gpt_oss),

@@ -10,6 +10,7 @@ from radixlm.arch.families.gguf_kind import (
     PRE,
     Change,
     Kind,
+    Kinds,
     has,
     layer_norm,
     partial_of_heads,
@@ -143,7 +144,7 @@ def _falcon(h: GgufHeader) -> Kind:
     )
 
 
-KINDS = {
+KINDS: Kinds = {
     "gpt2": Kind(
         "GPT2LMHeadModel",
         "gpt2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixlm.arch.families.gguf_kind import PRE, Kind, experts, layers_with, rows_of
+from radixlm.arch.families.gguf_kind import PRE, Kind, Kinds, experts, layers_with, rows_of
 from radixlm.arch.families.gguf_mamba import (
     PARALLEL,
     head_changes,
@@ -102,7 +102,7 @@ def _head_dim(h: GgufHeader) -> int:
     return (rows_of(h, "attn_q") or h.count("embedding_length")) // heads
 
 
-KINDS = {
+KINDS: Kinds = {
     "granite": Kind("GraniteForCausalLM", "granite", PRE, is_permuted=True, more=_granite),
     "granitemoe": Kind(
         "GraniteMoeSharedForCausalLM",

@@ -45,6 +45,10 @@ class Kind(Record):
     ends: Mapping[str, str] = {}
 
 
+Row = Kind | Callable[[GgufHeader], Kind]  # the latter where the header tells which it is
+Kinds = Mapping[str, Row]  # by llama.cpp's name
+
+
 def has(h: GgufHeader, part: str) -> bool:
     """Whether any layer has this tensor: "attn_q.bias"."""
     return any(name.startswith("blk.") and name.endswith(f".{part}") for name in h.tensors)
@@ -60,8 +64,8 @@ def rows_of(h: GgufHeader, part: str) -> int | None:
 
 def num_layers(h: GgufHeader) -> int:
     """Without those that predict further tokens, which the header counts too."""
-    further = h.own("nextn_predict_layers") and h.count("nextn_predict_layers")
-    return h.count("block_count") - (further or 0)
+    further = h.count("nextn_predict_layers") if h.own("nextn_predict_layers") else 0
+    return h.count("block_count") - further
 
 
 def layers_with(h: GgufHeader, part: str) -> list[bool]:

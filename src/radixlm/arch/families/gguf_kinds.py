@@ -3,7 +3,6 @@ that only some models have. ``KINDS`` has a row for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixlm.arch.families import gguf_experts, gguf_gpt, gguf_granite, gguf_latent, gguf_mamba
@@ -16,6 +15,7 @@ from radixlm.arch.families.gguf_kind import (
     DENSE,
     PRE,
     Kind,
+    Kinds,
     layer_norm,
     partial_of_heads,
 )
@@ -155,8 +155,7 @@ def _olmo2_or_3(h: GgufHeader) -> Kind:
 
 
 _LLAMA = Kind("LlamaForCausalLM", "llama", PRE, is_permuted=True)
-# a row for each architecture, or what tells it by the header
-KINDS: Mapping[str, Kind | Callable[[GgufHeader], Kind]] = {
+KINDS: Kinds = {
     **gguf_experts.KINDS,
     **gguf_gpt.KINDS,
     **gguf_granite.KINDS,

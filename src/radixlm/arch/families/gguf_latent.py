@@ -6,7 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.families.gguf_experts import DEEPSEEK_MOE
-from radixlm.arch.families.gguf_kind import PRE, Kind, corrected_experts, has, layers_with, rows_of
+from radixlm.arch.families.gguf_kind import (
+    PRE,
+    Kind,
+    Kinds,
+    corrected_experts,
+    has,
+    layers_with,
+    rows_of,
+)
 from radixlm.arch.families.gguf_rope import rope_scaling
 from radixlm.arch.gguf import GgufHeader
 
@@ -103,7 +111,7 @@ def _minicpm3(h: GgufHeader) -> dict[str, Any]:
     return {**_sizes(h), "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4}
 
 
-KINDS = {
+KINDS: Kinds = {
     "deepseek2": _deepseek2,
     **{
         name: Kind(architecture, model_type, {**_NAMES, **_INDEXER}, more=_indexed, pairs=_PAIRS)

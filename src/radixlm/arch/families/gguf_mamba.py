@@ -11,6 +11,7 @@ from radixlm.arch.families.gguf_kind import (
     PRE,
     Change,
     Kind,
+    Kinds,
     corrected_experts,
     experts,
     has,
@@ -207,7 +208,7 @@ def _nemotron_h(h: GgufHeader) -> dict[str, Any]:
     }
 
 
-KINDS = {
+KINDS: Kinds = {
     "mamba": _mamba,
     "mamba2": Kind(
         "Mamba2ForCausalLM",
