@@ -266,16 +266,22 @@ def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:
     return torch.where(waves < before / high, torch.tensor(1.0), slow)
 
 
+def num_layers(config: dict[str, Any]) -> int:
+    """By any of its names."""
+    listed = config.get("layers_block_type")
+    return int(config.get("num_hidden_layers") or config.get("n_layer") or len(listed))
+
+
 def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     """The metadata that converters write from config.json."""
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     own = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
+        "context_length": config.get("max_position_embeddings", config.get("n_positions", 2048)),
+        "embedding_length": config.get("hidden_size", config.get("n_embd")),
+        "block_count": num_layers(config),
+        "feed_forward_length": config.get("intermediate_size", 0),
+        "attention.head_count": config.get("num_attention_heads", config.get("n_head", 0)),
         "attention.head_count_kv": config.get("num_key_value_heads"),
         "attention.key_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),

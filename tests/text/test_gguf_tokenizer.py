@@ -123,3 +123,18 @@ def test_stored_merges_of_sentencepiece_and_an_end_that_is_added() -> None:
     tokenizer = Tokenizer.from_str(json.dumps(found["tokenizer.json"]))
     assert tokenizer.encode("ab ab\n").ids == [2, 8, 9, 4, 1]
     assert tokenizer.decode([8, 9, 4]) == "ab ab\n"
+
+
+def test_templates_by_name_stand_beside_the_default_one() -> None:
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": [],
+        "tokenizer.chat_template": "plain",
+    }  # fmt: skip
+    files = tokenizer_files(metadata, "m.gguf") or {}
+    assert files["tokenizer_config.json"]["chat_template"] == "plain"
+    metadata |= {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "t"}
+    files = tokenizer_files(metadata, "m.gguf") or {}
+    assert files["tokenizer_config.json"]["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "t"},
+    ]

@@ -276,6 +276,36 @@ def test_inconsistent_headers_are_refused_at_once(tmp_path: Path) -> None:
             assert "m.gguf" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "message"),
+    [
+        (
+            "exaone4",
+            "block_count",
+            2**31 - 1,
+            r"exaone4\.block_count = 2147483647, with \d+ tensors",
+        ),
+        ("qwen3", "nextn_predict_layers", "abc", r"nextn_predict_layers = 'abc' must be"),
+        ("stablelm", "attention.head_count", 2**31 - 1, r"attention\.key_length = 0 must be"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_at_once(
+    arch: str, key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.gguf"
+    folder = cached_tiny("Qwen3ForCausalLM")
+    gguf_file.convert(folder, file, "qwen3", "F32", {})
+    header = read_header(file)
+    said = {name.replace("qwen3.", f"{arch}."): one for name, one in header.metadata.items()}
+    said |= {"general.architecture": arch, f"{arch}.{key}": value}
+    said.pop(f"{arch}.attention.key_length", None)
+    rows = {name: (torch.ones(tensor.shape), "F32") for name, tensor in header.tensors.items()}
+    gguf_file.write(file, said, rows)
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: .*{message}"):
+        unpacked(file)
+        GgufSource(file)
+
+
 def test_the_tokenizer_of_the_file_equals_the_checkpoints(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     model = json.loads((folder / "tokenizer.json").read_text())

@@ -62,21 +62,42 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("MiniMaxM2ForCausalLM", "minimax-m2", {}, {}),
     ("Qwen3ForCausalLM", "qwen3vl", {}, {}),
+    ("LlamaForCausalLM", "exaone", _PLAIN, {}),
+    ("Jais2ForCausalLM", "jais2", {}, {}),
+    ("GlmForCausalLM", "chatglm", {**_HALF, "head_dim": 16}, {"rope.dimension_count": 8}),
+    ("HYV3ForCausalLM", "hy_v3", {}, {**_MOE, "expert_shared_feed_forward_length": 32,
+     "expert_weights_scale": 2.826}),
+    ("ExaoneMoeForCausalLM", "exaone-moe", {}, {
+        **_MOE, "expert_shared_count": 2, "expert_weights_scale": 2.5, "expert_group_count": 2,
+        "expert_group_used_count": 1,
+        "attention.sliding_window_pattern": [True, True, True, False],
+    }),
+    ("AfmoeForCausalLM", "afmoe", {}, {**_MOE, "expert_shared_count": 2}),
+    ("Cohere2MoeForCausalLM", "cohere2moe", {}, {
+        **_MOE, "expert_count": 6, "expert_gating_func": 1, "logit_scale": 0.9,
+        "attention.sliding_window_pattern": [False, True, True, True],
+    }),
     ("HunYuanDenseV1ForCausalLM", "hunyuan-dense", _PLAIN, {}),
     ("HunYuanMoEV1ForCausalLM", "hunyuan-moe", _PLAIN, {"expert_used_count": 2}),
 ]  # fmt: skip
 
 
+# newer than the package, with the names of another
+_KIN = {"hy_v3": "afmoe", "cohere2moe": "afmoe"}
+
+
 def _name_of(arch: str, num_layers: int, name: str) -> str:
     """llama.cpp's name of a tensor; of an expert's, that of all experts."""
     kinds = {own: kind for kind, own in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], num_layers)
+    names = gguf.get_tensor_name_map(kinds[_KIN.get(arch, arch)], num_layers)
+    if arch == "nemotron_h_moe" and ".experts." in name:
+        name = name.replace("backbone", "model").replace("mixer", "mlp")
     stem, _, ending = _EXPERT.sub(".experts.", name).rpartition(".")
     if ending == "e_score_correction_bias":
         stem, ending = f"{stem}.e_score_correction", "bias"
     elif ending in ("expert_bias", "dt_bias"):
         stem, ending = name.replace("dt_bias", "dt_proj"), "bias"
-    elif ending == "A_log":
+    elif ending in ("A_log", "D"):
         return f"{names.get_name(name)}"
     elif name.endswith("router.scale"):
         return f"{names.get_name(f'{stem}.proj')}.scale"
@@ -84,8 +105,10 @@ def _name_of(arch: str, num_layers: int, name: str) -> str:
         return f"{names.get_name(stem.replace('router', 'experts.down_proj'))}.scale"
     elif names.get_name(name):  # a tensor without ".weight"
         stem, ending = name, "weight"
-    found = names.get_name(stem) or names.get_name(stem.removeprefix("model."))
+    found = names.get_name(stem) or names.get_name(stem.split(".", 1)[1])
     assert found is not None, name
+    if arch == "hy_v3":
+        found = found.replace("post_attention_norm", "ffn_norm")
     return f"{found}.{ending}"
 
 
@@ -100,17 +123,22 @@ def convert(
     """The checkpoint in float32; ``alter``: what the converter does to a tensor; ``tables``:
     further ones."""
     config = json.loads((folder / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    num_layers = gguf_file.num_layers(config)
     tensors: dict[str, Any] = {**tables}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in load_file(folder / "model.safetensors").items():
-        new, value = _name_of(arch, config["num_hidden_layers"], name), alter(name, value)
+        if tables and name.endswith("kv_b_proj.weight"):
+            continue  # its parts are among the tables
+        new, value = _name_of(arch, num_layers, name), alter(name, value)
         if expert := _EXPERT.search(name):
             experts.setdefault(new, {})[int(expert[1])] = value
             continue
         if arch == "nemotron" and name.endswith("norm.weight"):
             value = value + 1
-        if arch in ("olmo", "mistral3") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arch in ("olmo", "mistral3", "granitehybrid") and name.endswith(
+            ("q_proj.weight", "k_proj.weight")
+        ):
             count = heads if "q_proj" in name else kv_heads
             value = value.view(count, 2, -1, value.shape[1]).transpose(1, 2).reshape(value.shape)
         tensors[new] = value.contiguous(), "F32"

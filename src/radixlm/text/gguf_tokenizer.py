@@ -42,11 +42,25 @@ def tokenizer_files(metadata: Mapping[str, Any], source: str) -> dict[str, dict[
         "eos_token": get.token("eos", tokens),
         "unk_token": get.token("unknown", tokens),
         "pad_token": get.token("padding", tokens),
-        "chat_template": metadata.get("tokenizer.chat_template"),
+        "chat_template": _templates(metadata),
     }
     base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": further}
     named = {key: value for key, value in config.items() if value is not None}
     return {"tokenizer.json": base | model, "tokenizer_config.json": named}
+
+
+def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """The one template, or several by name as tokenizer_config.json lists them."""
+    default, names = (metadata.get(f"tokenizer.chat_template{end}") for end in ("", "s"))
+    sources = {"default": default}
+    for name in names if isinstance(names, list) else ():
+        sources[name] = metadata.get(f"tokenizer.chat_template.{name}")
+    found = [
+        {"name": name, "template": source}
+        for name, source in sources.items()
+        if isinstance(source, str)
+    ]
+    return found if names else default
 
 
 def _ends(

@@ -2,7 +2,6 @@
 blocks are dequantized."""
 
 import logging
-import math
 import mmap
 import os
 from collections import Counter
@@ -74,8 +73,11 @@ class GgufSource(TensorSource):
     def read(self, name: str) -> Tensor:
         """The tensor as floats, in the row order of Hugging Face."""
         piece, value = self._pieces[name], self._stored(name)
-        if piece.heads:
-            value = _half_rotary_rows(value, piece)
+        if piece.other is not None:
+            other, join = piece.other
+            value = join(value, self._whole(other))
+        if piece.rows is not None:
+            value = piece.rows(value)
         if piece.offset:
             value = value.float() - piece.offset
         if piece.change is not None:
@@ -91,11 +93,18 @@ class GgufSource(TensorSource):
         shape = tensor.shape if piece.expert is None else tensor.shape[1:]
         return self._values(tensor, *self._span(name)).view(shape)
 
+    def _whole(self, source: str) -> Tensor:
+        """A tensor under the file's name."""
+        tensor = self._tensors.get(source)
+        if tensor is None:
+            raise CheckpointError(f"{self._files[0]}: {source} is missing")
+        return self._values(tensor, tensor.start, tensor.end).view(tensor.shape)
+
     def is_quantized(self, name: str) -> bool:
         piece = self._pieces[name]
         tensor = self._tensors[piece.source]
         is_matrix = len(tensor.shape) == 2 + (piece.expert is not None) and all(tensor.shape)
-        is_kept = not piece.offset and piece.change is None
+        is_kept = not piece.offset and piece.change is None and piece.other is None
         return tensor.kind in GRIDS and is_matrix and is_kept
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
@@ -106,7 +115,7 @@ class GgufSource(TensorSource):
         tensor = self._tensors[piece.source]
         blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
         parts = [part.view(tensor.shape[-2], -1) for part in quantized_parts(tensor.kind, blocks)]
-        values, scale, offset = (_half_rotary_rows(t, piece) if piece.heads else t for t in parts)
+        values, scale, offset = (t if piece.rows is None else piece.rows(t) for t in parts)
         return QuantizedWeight(values, scale, offset, is_fp4=tensor.kind in FP4)
 
     def release(self, name: str) -> None:
@@ -156,12 +165,3 @@ def _user_file(file: Path) -> Path:
 
 def _aligned(data: Tensor, start: int) -> Tensor:
     return data.clone() if start % 8 else data
-
-
-def _half_rotary_rows(value: Tensor, piece: Piece) -> Tensor:
-    """Rows of each head as rotary pairs (i, i + half), as Hugging Face orders them, from pairs of
-    neighbours."""
-    if value.shape[0] % (2 * piece.heads):
-        raise ValueError(f"{value.shape[0]} rows are no pairs of {piece.heads} heads")
-    rows = value.reshape(piece.heads, -1, 2, math.prod(value.shape[1:]))
-    return rows.transpose(1, 2).reshape(value.shape)

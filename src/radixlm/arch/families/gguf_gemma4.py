@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixlm.arch.families.gguf_kind import experts
 from radixlm.arch.gguf import GgufHeader, read_row
 from radixlm.base.errors import CheckpointError
 
@@ -87,7 +88,6 @@ def _experts(h: GgufHeader) -> dict[str, Any]:
         return {"enable_moe_block": False}
     return {
         "enable_moe_block": True,
-        "num_experts": h.count("expert_count"),
+        **experts(h),
         "top_k_experts": h.count("expert_used_count"),
-        "moe_intermediate_size": h.count("expert_feed_forward_length"),
     }

@@ -3,12 +3,11 @@ tensors, keys of config.json, and what llama.cpp's converters did to the tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from radixlm.arch.families.gguf_kind import Change, experts, layers_with
 from radixlm.arch.gguf import GgufHeader
-
-Change = Callable[[Any], Any]  # of a tensor, by its methods alone
 
 DELTA = {
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -42,24 +41,24 @@ LFM2 = {
 }
 
 
-def _negative_logarithm(value: Any) -> Any:
+def negative_logarithm(value: Any) -> Any:
     """A -> A_log."""
     return (-value.float()).log()
 
 
-def _with_middle(value: Any) -> Any:
+def with_middle(value: Any) -> Any:
     """Taps [channels, width] -> [channels, 1, width]."""
     return value[:, None] if value.ndim == 2 else value
 
 
 def convolved(_: GgufHeader) -> Mapping[str, Change]:
     """Of short convolutions."""
-    return {"shortconv.conv.weight": _with_middle}
+    return {"shortconv.conv.weight": with_middle}
 
 
 def delta_changes(h: GgufHeader) -> Mapping[str, Change]:
     """Of delta nets whose value heads are grouped as in the checkpoint."""
-    return {"ssm_a": _negative_logarithm, "ssm_conv1d.weight": _with_middle}
+    return {"ssm_a": negative_logarithm, "ssm_conv1d.weight": with_middle}
 
 
 def tiled_delta_changes(h: GgufHeader) -> Mapping[str, Change]:
@@ -78,15 +77,14 @@ def tiled_delta_changes(h: GgufHeader) -> Mapping[str, Change]:
         "attn_qkv.weight": lambda value: rows(value, keys),
         **{f"{name}.weight": rows for name in ("attn_gate", "ssm_beta", "ssm_alpha")},
         "ssm_dt.bias": rows,
-        "ssm_a": lambda value: rows(_negative_logarithm(value)),
-        "ssm_conv1d.weight": lambda value: _with_middle(rows(value, keys)),
+        "ssm_a": lambda value: rows(negative_logarithm(value)),
+        "ssm_conv1d.weight": lambda value: with_middle(rows(value, keys)),
         "ssm_out.weight": lambda value: rows(value.T).T.contiguous(),
     }
 
 
 def _layer_types(h: GgufHeader, other: str) -> list[str]:
-    count = h.count("block_count") - (h.own("nextn_predict_layers") or 0)
-    attends = (f"blk.{i}.attn_k.weight" in h.tensors for i in range(count))
+    attends = layers_with(h, "attn_k.weight")
     return ["full_attention" if one else other for one in attends]
 
 
@@ -97,9 +95,7 @@ def delta_net(h: GgufHeader) -> dict[str, Any]:
     moe = {}
     if h.own("expert_count"):
         moe = {
-            "num_experts": h.count("expert_count"),
-            "num_experts_per_tok": h.count("expert_used_count"),
-            "moe_intermediate_size": h.count("expert_feed_forward_length"),
+            **experts(h),
             "shared_expert_intermediate_size": h.count("expert_shared_feed_forward_length"),
             "norm_topk_prob": True,
         }
@@ -137,9 +133,7 @@ def lfm2_moe(h: GgufHeader) -> dict[str, Any]:
     """LFM2 with experts, chosen with a correction, behind some dense layers."""
     return {
         **lfm2(h),
-        "num_experts": h.count("expert_count"),
-        "num_experts_per_tok": h.count("expert_used_count"),
-        "moe_intermediate_size": h.count("expert_feed_forward_length"),
+        **experts(h),
         "num_dense_layers": h.own("leading_dense_block_count", 0),
         "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in h.tensors),
         "norm_topk_prob": True,
