@@ -367,14 +367,21 @@ RADIX_INLINE void store_bf16(uint16_t* p, vf a) {
 #endif
 }
 
-// The largest of the lanes of four vectors.
+#if defined(__AVX512F__)
+// `join` of all lanes of each of four vectors.
+template <class Join>
+RADIX_INLINE void join_lanes(const vf (&x)[4], float* out, Join join) {
+    const __m512 a = join(_mm512_unpacklo_ps(x[0].v, x[1].v), _mm512_unpackhi_ps(x[0].v, x[1].v));
+    const __m512 b = join(_mm512_unpacklo_ps(x[2].v, x[3].v), _mm512_unpackhi_ps(x[2].v, x[3].v));
+    __m512 c = join(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    c = join(c, _mm512_shuffle_f32x4(c, c, 0x4e));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(join(c, _mm512_shuffle_f32x4(c, c, 0xb1))));
+}
+#endif
+// The largest lanes of four vectors.
 RADIX_INLINE void lane_maxima(const vf (&x)[4], float* out) {
 #if defined(__AVX512F__)
-    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0].v, x[1].v), _mm512_unpackhi_ps(x[0].v, x[1].v));
-    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2].v, x[3].v), _mm512_unpackhi_ps(x[2].v, x[3].v));
-    __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    c = _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1))));
+    join_lanes(x, out, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
 #else
     for (int i = 0; i < 4; i++) out[i] = lane_max(x[i]);
 #endif
@@ -382,11 +389,7 @@ RADIX_INLINE void lane_maxima(const vf (&x)[4], float* out) {
 // Sums of four vectors, of whole numbers so small that no order of additions rounds.
 RADIX_INLINE void lane_sums(const vf (&x)[4], float* out) {
 #if defined(__AVX512F__)
-    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0].v, x[1].v), _mm512_unpackhi_ps(x[0].v, x[1].v));
-    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2].v, x[3].v), _mm512_unpackhi_ps(x[2].v, x[3].v));
-    __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    c = _mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_add_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1))));
+    join_lanes(x, out, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
 #else
     for (int i = 0; i < 4; i++) out[i] = lane_tree_sum(x[i]);
 #endif
