@@ -49,6 +49,11 @@ Rnj-1) gather keys sequence by sequence in plain torch, which is exact but slow.
 
 MiniCPM-SALA's layers that its authors make sparse beyond `dense_len` tokens (InfLLM v2) read all
 tokens here, so that long answers can differ from theirs.
+
+transformers saves the decays of MiniMax's lightning attention, rounded to 16 bits in a checkpoint
+of 16 bits, and computes with them in any dtype. Here they are always computed in float32. So the
+float32 logits of such a tiny checkpoint differ by 4e-4 of the largest, and by 3e-7 where the class
+has exact decays (`tests/models/test_minimax_decays.py`).
 """
 NOT_BUILT = """
 Prediction layers that are not built, and why:

@@ -590,6 +590,7 @@ def test_every_architecture_that_pools_is_tested() -> None:
     same |= {"GteNewForSequenceClassification"} | {n for n in known if n.endswith("ForMaskedLM")}
     # tests of their own
     same |= {n for n in known if n.endswith("ForTokenClassification")} | {
+        "HF_ColBERT",
         "SiglipModel",
         "Siglip2Model",
         "NanbeigeForSequenceClassification",

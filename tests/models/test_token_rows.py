@@ -3,6 +3,7 @@ a row for each token."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from tests.fakes.pooled_checkpoint import ENCODERS, HEADS, SHAPE, made, oracle
-from tests.fakes.tiny_checkpoint import TINY, cached_tiny
+from tests.fakes.tiny_checkpoint import TINY, cached_tiny, copy_tiny
 from tests.models.test_pooling import engine, prompts
 from tests.models.test_pooling_heads import (
     BESIDE_A_TOWER,
@@ -128,3 +130,19 @@ def test_classes_of_tokens_of_a_composite_text_model() -> None:
     with torch.inference_mode():
         wanted = oracle(folder)(input_ids=torch.tensor([ids])).logits[0]
     assert np.allclose(got, wanted.numpy(), atol=1e-4)
+
+
+def test_colbert_projects_each_token(tmp_path: Path) -> None:
+    bert, ids = made("BertModel"), prompts("colbert")[0]
+    tensors = {f"bert.{n}": t for n, t in load_file(bert / "model.safetensors").items()}
+    linear = torch.randn(24, SHAPE["hidden_size"], generator=torch.Generator().manual_seed(3))
+    folder = copy_tiny(bert, tmp_path / "colbert")
+    save_file({**tensors, "linear.weight": linear}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["HF_ColBERT"], "colbert_dim": 24}
+    (folder / "config.json").write_text(json.dumps(config))
+    with engine(folder) as served:
+        (got,) = rows(served, [ids], task="token_embed")
+    with torch.inference_mode():
+        states = oracle(bert)(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    assert np.allclose(got, F.normalize(states @ linear.T, dim=-1).numpy(), atol=1e-4)

@@ -458,7 +458,7 @@ def _finer(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]
 
 
 def _vibevoice_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, Any]:
-    """Without the noise that the class adds to what it hears."""
+    """Without the noise that the class adds to its features."""
     return {**_finer(tiny, text, audios), "sample": False}
 
 

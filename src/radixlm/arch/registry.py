@@ -119,6 +119,7 @@ ARCHITECTURES: dict[str, str] = {
     "Grok1ForCausalLM": "published:grok1",
     "Grok1ModelForCausalLM": "published:grok1",
     "HeliumForCausalLM": "llama:helium",
+    "HF_ColBERT": "bert:colbert",
     "HrmTextForCausalLM": "hrm:hrm_text",
     "HunYuanDenseV1ForCausalLM": "llama4:hunyuan_dense",
     "HunYuanMoEV1ForCausalLM": "llama4:hunyuan_moe",

@@ -297,3 +297,11 @@ def siglip(c: Config) -> Decoder:
 
 def contriever(c: Config) -> Decoder:
     return vectors(c, bert_like(c, "bert"), "mean")
+
+
+def colbert(c: Config) -> Decoder:
+    """BERT whose tokens have a short vector each (``token_embed`` of /pooling), of unit length. The
+    vector of a whole text is made of their mean."""
+    width = c.get("colbert_dim") or c.get("dim") or c.get("projection_dim") or 128
+    pool = Pool("mean", (Dense(c.hidden_size, width, bias=False),), "unit")
+    return pooled(bert_like(c, "bert"), pool, pool_0=AnyOf("linear", "colbert_linear"))

@@ -104,7 +104,7 @@ class TransformersEncoder:
         """The processor's outputs that ``method`` takes."""
         parameters = inspect.signature(method).parameters
         arguments = dict[str, Any]()
-        if "sample" in parameters:  # VibeVoice: else noise is added to what it hears
+        if "sample" in parameters:  # VibeVoice: else noise is added to its features
             arguments["sample"] = False
         for name, array in media.inputs.items():
             name = name if name in parameters else name.removesuffix("_videos")
