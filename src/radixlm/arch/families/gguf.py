@@ -84,7 +84,7 @@ def _least(h: GgufHeader, key: str, default: int | None) -> int:
     """Of a list by layer, the least that is not 0: layers without attention have no heads, and
     families know which layers have more. 0 stands for the default."""
     counts = h.own(key)
-    each = counts if isinstance(counts, list) else [counts]
+    each: list[int] = counts if isinstance(counts, list) else [counts]
     if all(isinstance(one, int) for one in each):
         used = [one for one in each if one]
         if used and len(each) > 1:
