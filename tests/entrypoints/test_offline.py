@@ -75,6 +75,18 @@ def test_calls_after_shutdown_say_so() -> None:
 GREEDY = {"max_new_tokens": 4, "temperature": 0.0}
 
 
+def test_the_engine_says_which_model_it_serves() -> None:
+    with radixlm.Engine(served_model_name="mine", reasoning_parser="qwen3") as engine:
+        before = engine.get_model_info()
+        folder = str(engine.info.folder)
+        engine.update_weights_from_disk(folder, weight_version="v2")
+        after = engine.get_model_info()
+    assert before["served_model_name"] == "mine" and before["is_generation"]
+    assert (before["reasoning_parser"], before["disaggregation_mode"]) == ("qwen3", "null")
+    assert before["weight_version"] != after["weight_version"] == "v2"
+    assert after["model_path"] == folder
+
+
 def test_a_session_goes_on_from_its_requests() -> None:
     with radixlm.Engine(random_seed=1) as engine:
         name = engine.open_session(100)

@@ -314,6 +314,13 @@ def test_the_offline_engine(folders: list[Path], wanted: dict[str | None, list[l
             engine.generate("x", lora_path="b")
         assert engine.unload_lora_adapter("a0")["loaded_adapters"] == {}
 
+        async def again() -> list[dict[str, str]]:
+            loaded = await engine.async_load_lora_adapter("b", str(folders[0]))
+            unloaded = await engine.async_unload_lora_adapter("b")
+            return [answer["loaded_adapters"] for answer in (loaded, unloaded)]
+
+        assert asyncio.run(again()) == [{"b": str(folders[0])}, {}]
+
 
 async def test_an_adapter_that_comes_as_tensors(
     folders: list[Path], wanted: dict[str | None, list[list[int]]]

@@ -145,11 +145,19 @@ _LLAMA_CPP = """
 -md, model_draft            --speculative-draft-model-path
 draft, draft_max            --speculative-num-draft-tokens
 chat_template_file          --chat-template
-embedding, embeddings, reranking  --is-embedding
+embedding, embeddings, rerank, reranking  --is-embedding
+grammar, grammar_file, json_schema_file  the field `grammar` or `json_schema` of a request
 lora                        --lora-paths
 metrics                     --enable-metrics
 n_predict                   the field `max_tokens` of a request
 no_mmap, mlock, jinja, cont_batching, no_webui  nothing: leave it out
+props, slots                nothing: GET /props and GET /slots answer without a flag
+reasoning_budget            the field `thinking_token_budget` of a request
+reasoning_format            --reasoning-parser
+repeat_penalty, temp        --preferred-sampling-params
+ssl_cert_file               --ssl-certfile
+ssl_key_file                --ssl-keyfile
+threads_http                --tokenizer-worker-num
 rope_scaling, rope_freq_base, override_kv  --json-model-override-args
 """
 

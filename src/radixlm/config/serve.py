@@ -138,7 +138,10 @@ class ServeConfig(Group):
         Flag(choices=("model", "openai")),
     ] = "model"
     preferred_sampling_params: Annotated[
-        str | None, "JSON object that /get_model_info shows.", Flag(is_json=True)
+        str | None,
+        "JSON object of sampling parameters for what a request omits, before --sampling-defaults; "
+        "/get_model_info shows it.",
+        Flag(is_json=True),
     ] = None
     tool_call_parser: Annotated[
         str,

@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -35,6 +35,7 @@ from radixlm.entrypoints.native.request import Batch, default_sampling, read_gen
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.offline_control import EngineControl
 from radixlm.entrypoints.offline_debug import EngineDebug
+from radixlm.entrypoints.offline_lora import EngineLora
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.entrypoints.reasoning import apply_reasoning, make_strict, needs_parser
 from radixlm.entrypoints.sequences import likeliest
@@ -55,7 +56,7 @@ _engines: WeakSet[Engine] = WeakSet()  # that run
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
-class Engine(EngineWeights, EngineControl, EngineDebug):
+class Engine(EngineWeights, EngineLora, EngineControl, EngineDebug):
     """The engine of the server, without a server.
 
         with radixlm.Engine(model_path="radix-tiny") as engine:
@@ -78,8 +79,7 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
         self.config, self.info = resolved(config, given)
         self.tokenizer = intake_tokenizer(self.config, self.info)
         self._media = make_reader(self.config, self.info)
-        is_model = self.config.serve.sampling_defaults == "model"
-        self._defaults = default_sampling(self.info.generation if is_model else {})
+        self._defaults = default_sampling(self.info.generation, self.config.serve)
         self._engine = engine_for_program(self.config, given, self.info, self.tokenizer)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="intake", daemon=True)
@@ -407,33 +407,6 @@ class Engine(EngineWeights, EngineControl, EngineDebug):
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------
-
-    def load_lora_adapter(
-        self, lora_name: str, lora_path: str, pinned: bool = False
-    ) -> dict[str, Any]:
-        """Load an adapter from a folder, as ``/load_lora_adapter`` does; requests name it as
-        ``lora_path``. InvalidRequest if it cannot be."""
-        adapters = self._engine.intake.adapters
-        self._wait(adapters.load(lora_name, lora_path, pinned))
-        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
-
-    def load_lora_adapter_from_tensors(
-        self,
-        lora_name: str,
-        tensors: Mapping[str, Any] | Sequence[tuple[str, Any]],
-        config_dict: dict[str, Any],
-        pinned: bool = False,
-    ) -> dict[str, Any]:
-        """The same of torch tensors by their names in PEFT's file and its adapter_config.json."""
-        adapters, save = self._engine.intake.adapters, load("safetensors.torch:save")
-        self._wait(adapters.load_bytes(lora_name, config_dict, save(dict(tensors)), pinned))
-        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
-
-    def unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:
-        """Unload an adapter; returns when its last request is over."""
-        adapters = self._engine.intake.adapters
-        self._wait(adapters.unload(lora_name))
-        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
 
     def shutdown(self) -> None:
         """Stop the engine; calling it twice is fine. Calls that run, and all later ones, raise

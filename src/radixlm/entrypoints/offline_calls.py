@@ -82,3 +82,17 @@ class RouteCalls:
         found = await answer_score(self.state, make(ScoreRequest, values))
         count = found["usage"]["prompt_tokens"]
         return ScoreResult(found["scores"], count, found.get("pooled_hidden_states"))
+
+    async def model_info(self) -> dict[str, Any]:
+        """What is served now: the weights of the last update, the parsers that were chosen."""
+        state, options = self.state, self.state.config
+        return {
+            "model_path": state.intake.weights.model_path or str(options.model.model_path),
+            "served_model_name": state.model_name,
+            "is_generation": state.info.is_generation,
+            "weight_version": state.weight_version,
+            "load_format": options.model.load_format,
+            "reasoning_parser": state.reasoning_format,
+            "tool_call_parser": state.tool_format,
+            "disaggregation_mode": options.disagg.disaggregation_mode,
+        }

@@ -62,6 +62,10 @@ class EngineControl:
             "version": __version__,
         }
 
+    def get_model_info(self) -> dict[str, Any]:
+        """The model, the label of its weights, and the parsers of its answers."""
+        return self._wait(cast("Engine", self)._route_calls().model_info())
+
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """End one request, or all."""
         self._wait(self._abort(rid, abort_all))

@@ -12,11 +12,13 @@ from tests.fakes.http_server import ScriptedServer, scripted_server
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.option import options
+from radixlm.intake.interfaces import Share
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
+from radixlm.wire.sampling_params import SamplingParams
 
 
 def test_the_options_list_all_parsers() -> None:
@@ -58,6 +60,34 @@ async def test_openai_defaults_by_flag(toy_folder: Path) -> None:
         assert made.state.defaults.temperature == 0.0, "the model's generation_config"
     async with scripted_server(toy_folder, {}, sampling_defaults="openai") as made:
         assert made.state.defaults.temperature == 1.0
+
+
+async def test_preferred_values_count_where_a_request_is_silent(toy_folder: Path) -> None:
+    preferred = '{"temperature": 0.3, "stop": "x", "max_new_tokens": 3}'
+    async with scripted_server(toy_folder, {}, preferred_sampling_params=preferred) as made:
+        sent: list[SamplingParams] = []
+        submit = made.engine.intake.submit
+
+        def note(request: GenerateRequest, share: Share | None = None) -> list[RequestState]:
+            sent.append(request.sampling)
+            return submit(request, share)
+
+        made.engine.intake.submit = note  # type: ignore[method-assign]
+        own = {"temperature": 0.7, "max_new_tokens": 2}
+        await made.client.post("/generate", json={"text": "hi"})
+        await made.client.post("/generate", json={"text": "hi", "sampling_params": own})
+    assert [(s.temperature, s.stop, s.max_new_tokens) for s in sent] == [
+        (0.3, ("x",), 3),
+        (0.7, ("x",), 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", ['{"temperature": -1}', '{"temprature": 1}', '{"top_k": "x"}', "[]"]
+)
+def test_preferred_values_are_checked_at_start(toy_folder: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"preferred.sampling.params"):
+        ScriptedServer(toy_folder, {}, preferred_sampling_params=value)
 
 
 class Seen(Observer):

@@ -188,14 +188,13 @@ def make_state(
     sessions = Sessions(tokenizer)
     intake.observers = (*intake.observers, sessions, AccessObserver())
     intake.weights.version = config.model.weight_version
-    from_model = config.serve.sampling_defaults != "openai"
     state = ServerState(
         config=config,
         info=info_,
         tokenizer=tokenizer,
         intake=intake,
         model_name=config.serve.served_model_name or info_.folder.name,
-        defaults=default_sampling(info_.generation if from_model else {}),
+        defaults=default_sampling(info_.generation, config.serve),
         sessions=sessions,
     )
     servers = servers_of(config.serve.tool_server)

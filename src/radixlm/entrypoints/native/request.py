@@ -1,7 +1,9 @@
 """The request of ``/generate``, over HTTP and to the offline engine: a JSON object in,
 GenerateRequests out."""
 
+import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,7 +12,8 @@ import msgspec
 import numpy as np
 from pydantic import Field, WithJsonSchema
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.media import MediaReader, MediaSource, media_of, with_options
 from radixlm.entrypoints.request_model import (
     Body,
@@ -219,15 +222,26 @@ def _compute_best_of(request: GenerateRequest) -> None:
     request.sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
 
 
-def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:
-    """What generation_config.json says about sampling, over our defaults."""
+def default_sampling(
+    generation: Mapping[str, Any], options: ServeConfig | None = None
+) -> SamplingParams:
+    """What requests leave out: --preferred-sampling-params of ``options``, over what
+    generation_config.json says about sampling, over our defaults. ConfigError names the flag."""
+    preferred = json.loads((options and options.preferred_sampling_params) or "{}")
     names = parameter_names("checkpoint", "sampling_params")
+    if options is not None and options.sampling_defaults == "openai":
+        names = {}
     values = {name: generation[name] for name in names if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
+    if names and generation.get("do_sample") is False:
         values["temperature"] = 0.0
     if values.get("top_k") == 0:
         values["top_k"] = -1
-    return SamplingParams.from_dict(values)
+    try:
+        found = SamplingParams.from_dict(preferred, SamplingParams.from_dict(values))
+        found.validate(sys.maxsize)  # requests compare token ids with the vocabulary
+    except InvalidRequest as error:
+        raise ConfigError(f"--preferred-sampling-params: {error}") from None
+    return found
 
 
 def _prompts(body: GenerateBody) -> tuple[str, list[Any], bool]:
