@@ -374,6 +374,7 @@ def test_the_gateway_gives_what_one_server_gives(pair: Pair, gateway: str) -> No
     messages = [{"role": "user", "content": _prompt(80)}]
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/generate", {"text": _prompt(81), "sampling_params": sampling}),
+        ("/generate", {"text": _prompt(88), "sampling_params": sampling | {"beam_width": 3}}),
         ("/generate", {"text": _prompt(82), "sampling_params": sampling, "return_logprob": True,
                        "logprob_start_len": 0}),
         ("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 6, "n": 2,
