@@ -132,12 +132,10 @@ def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:
 
 def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The error with the name that the client has for its field, and for the limit of tokens."""
-    name = names.get(error.param or "")
-    if name is None:
+    if (name := names.get(error.param or "")) is None:
         return error
     message = error.message.replace(str(error.param), name, 1)
-    if error.param != "max_new_tokens":
-        message = message.replace("max_new_tokens", names.get("max_new_tokens", "max_new_tokens"))
+    message = message.replace("max_new_tokens", names.get("max_new_tokens", "max_new_tokens"))
     return type(error)(message, name)
 
 
