@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import uvloop
 
-from radixlm.base.addresses import url_host
+from radixlm.base.addresses import unusable, url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
@@ -105,14 +104,10 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         if is_shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be written so
+    except (OSError, UnicodeError) as error:
         if sock is not None:
             sock.close()
-        works, number = "--port 0 takes a free one", getattr(error, "errno", None)
-        if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
-            works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
-        why = getattr(error, "strerror", None) or "no name of a host"
-        raise ConfigError(f"--host {host} --port {port}: {why}; {works}") from error
+        raise unusable(error, host, "--port", port, "--port 0 takes a free one") from error
     sock.setblocking(False)
     return sock
 

@@ -6,7 +6,6 @@ A second signal stops at once. An engine that cannot start ends the server with 
 """
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
-from radixlm.base.addresses import url_host
+from radixlm.base.addresses import unusable, url_host
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
@@ -64,14 +63,10 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name can be written so
+    except (OSError, UnicodeError) as error:
         if sock is not None:
             sock.close()
-        number = getattr(error, "errno", None)
-        if isinstance(error, (socket.gaierror, UnicodeError)) or number == errno.EADDRNOTAVAIL:
-            works = "--host 127.0.0.1 works, and --host 0.0.0.0 for other machines"
-        why = getattr(error, "strerror", None) or "no name of a host"
-        raise ConfigError(f"--host {host} {flag} {port}: {why}; {works}") from error
+        raise unusable(error, host, flag, port, works) from error
     sock.setblocking(False)
     return sock
 
